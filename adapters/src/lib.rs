@@ -1,0 +1,6 @@
+//! The outside world: [`sink::Sink`] with one module per target, and the Kafka source.
+//!
+//! Nothing here knows the dedup store or a route's rules: rows come in encoded, marks come in packed.
+
+pub mod sink;
+pub mod value;

@@ -1,0 +1,327 @@
+//! The seam to a target: [`Sink`] (what it is, what it promises) and [`Session`] (one connection, owned by one lane).
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::value::{BadValue, Value};
+
+/// Names a shard: `http/0`, or `kafka/<cluster id>/<topic id>/<partition>` (P3).
+pub type ShardId = Arc<str>;
+
+/// What a sink does with a repeat (DESIGN section 5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guarantee {
+    /// A mark is written in the same transaction as the rows.
+    Transactional,
+}
+
+/// How a row meets the row that is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Skip if it exists.
+    Insert,
+    /// The last write wins.
+    Upsert,
+    /// The highest version wins; an older one is stale.
+    UpsertIfNewer,
+}
+
+/// One column of the target table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Column {
+    /// As the sink knows it.
+    pub name: String,
+    /// As the sink names it: `bigint`, `timestamp with time zone`, ...
+    pub type_name: String,
+    /// It may be null.
+    pub nullable: bool,
+    /// It has a default (or is generated): a record may leave it out.
+    pub has_default: bool,
+}
+
+/// Write or delete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowKind {
+    /// Insert or upsert, as the mode says.
+    Write,
+    /// A tombstone: only row key (and version) are set.
+    Delete,
+}
+
+/// Turns a record's values into one row in the sink's own wire form. Pure: no IO, no clock.
+pub trait Encode: Send + Sync + fmt::Debug {
+    /// The columns, in the order in which `values` come.
+    fn columns(&self) -> &[Column];
+    /// Appends one row to `row`, and its row key (canonical bytes: equal keys have equal bytes) to `row_key`;
+    /// the row key is empty when the route names none. On an error both buffers are as they were.
+    /// With `RowKind::Delete` only row key and version columns are read.
+    fn encode(&self, kind: RowKind, values: &[Value<'_>], row: &mut Vec<u8>, row_key: &mut Vec<u8>) -> Result<(), BadValue>;
+}
+
+/// One encoded row of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// Write or delete.
+    pub kind: RowKind,
+    /// As [`Encode::encode`] made it.
+    pub bytes: &'a [u8],
+    /// As [`Encode::encode`] made it; empty without row key.
+    pub row_key: &'a [u8],
+    /// What a dead letter of this row would say, if the sink must make one.
+    pub source: Source<'a>,
+}
+
+/// Where a record came from, and its untouched bytes: for dead letters.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// Index into [`Batch::steps`].
+    pub step: usize,
+    /// Kafka offset.
+    pub position: Option<i64>,
+    /// The fingerprint, 16 bytes; empty when the record could not be named.
+    pub key: &'a [u8],
+    /// The payload as it came; none for a Kafka tombstone.
+    pub payload: Option<&'a [u8]>,
+    /// Event time, ms since the epoch, or the arrival if it has none.
+    pub event_ms: i64,
+}
+
+/// A record that goes to the dead letters in the batch's own transaction (P10).
+#[derive(Clone, Debug)]
+pub struct DeadLetter<'a> {
+    /// Where it came from.
+    pub source: Source<'a>,
+    /// One of `rejected`, `mismatch`, `late`.
+    pub kind: &'static str,
+    /// What is wrong, where, the bound, what to do.
+    pub reason: String,
+}
+
+/// One shard's step in a batch: the fence moves it from `sequence - 1` to `sequence` under `epoch` (P4).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShardStep {
+    /// Which shard.
+    pub shard: ShardId,
+    /// Under which ownership.
+    pub epoch: i64,
+    /// This batch's number in the shard.
+    pub sequence: i64,
+    /// Next source position to read once this batch is in (Kafka).
+    pub position: Option<i64>,
+    /// Event time has surely come so far, ms.
+    pub watermark_ms: i64,
+}
+
+/// The packed keys of one shard of a batch, opaque here.
+#[derive(Clone, Debug)]
+pub struct MarkBlock {
+    /// Index into [`Batch::steps`].
+    pub step: usize,
+    /// Smallest event time in the block, ms.
+    pub min_ms: i64,
+    /// Largest event time in the block, ms.
+    pub max_ms: i64,
+    /// Keys in the block.
+    pub count: usize,
+    /// The bytes.
+    pub block: Bytes,
+}
+
+/// What became of one row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RowOutcome {
+    /// A row was made (or a delete found none).
+    Written,
+    /// A row was changed (or deleted).
+    Updated,
+    /// A row that wins was there: nothing changed.
+    Stale,
+    /// The sink refused this row; the rest of the batch went in.
+    Refused {
+        /// Classified error, constraint and column, without values.
+        reason: String,
+    },
+}
+
+/// Packs the marks once the outcomes are known, one block per shard that has keys to keep. Called by the session inside
+/// the transaction, perhaps more than once for a batch.
+pub type SealMarks<'a> = dyn Fn(&[RowOutcome]) -> Vec<MarkBlock> + Send + Sync + 'a;
+
+/// One write to a sink: rows in order, the shards' steps, marks. Never re-cut once its outcome is unknown.
+pub struct Batch<'a> {
+    /// Sorted by shard; at least one.
+    pub steps: &'a [ShardStep],
+    /// In order of arrival per row key.
+    pub rows: &'a [Row<'a>],
+    /// Go to the dead letters in the same transaction.
+    pub dead_letters: &'a [DeadLetter<'a>],
+    /// Rows that the sink refuses become dead letters too, in the same transaction (else they are only reported).
+    pub dead_letter_refused: bool,
+    /// The store has proved every row new and the dedup key is a function of the row key: straight in (P9).
+    pub known_new: bool,
+    /// See [`SealMarks`].
+    pub seal: &'a SealMarks<'a>,
+}
+
+/// One outcome per row of the batch, in its order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Receipts {
+    /// As long as [`Batch::rows`].
+    pub rows: Vec<RowOutcome>,
+}
+
+/// What the sink knows of one shard (P3).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShardState {
+    /// Which shard.
+    pub shard: ShardId,
+    /// The epoch that `acquire` gave us.
+    pub epoch: i64,
+    /// Of the last batch applied; 0 before the first.
+    pub sequence: i64,
+    /// Next source position to read.
+    pub position: Option<i64>,
+    /// Event time had come so far, ms; `i64::MIN` before the first batch.
+    pub watermark_ms: i64,
+    /// Marks whose newest key is below it are gone, ms; `i64::MIN` if none are.
+    pub floor_ms: i64,
+}
+
+/// One mark as the sink kept it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mark {
+    /// Sequence of its batch in the shard.
+    pub sequence: i64,
+    /// The packed keys.
+    pub block: Bytes,
+}
+
+/// Whether an unknown batch is in the sink. After this answer the old attempt can no longer apply (P5).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Resolution {
+    /// It is in; one mark list entry per step that kept a mark: (index of the step, mark).
+    Applied(Vec<(usize, Mark)>),
+    /// It is not, and can no longer come.
+    NotApplied,
+}
+
+/// Who a route is, as the sink keeps it (first writer wins): opaque bytes of the gateway's choosing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RouteRow {
+    /// 16 bytes.
+    pub route_id: Vec<u8>,
+    /// Hash of the key spec's meaning.
+    pub key_spec_id: i64,
+    /// Algorithm number of the keyed hash.
+    pub algorithm: i16,
+    /// 192 bytes.
+    pub secret: Vec<u8>,
+}
+
+/// What failed, and what it leaves behind.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SinkError {
+    /// Nothing of the batch is in the sink, and nothing of it can still come. May be tried again.
+    #[error("not applied: {reason}")]
+    NotApplied {
+        /// What happened and what to do.
+        reason: String,
+        /// Trying again may help (else it is the configuration or the schema).
+        retry: bool,
+    },
+    /// The batch may be in the sink, or may still come: only [`Session::resolve`] says.
+    #[error("outcome unknown: {reason}")]
+    Unknown {
+        /// What happened.
+        reason: String,
+    },
+    /// Another owner has taken a shard over: stop working on it.
+    #[error("fenced: shard {shard} now belongs to {owner} (epoch {epoch})")]
+    Fenced {
+        /// Which shard.
+        shard: String,
+        /// The new owner's name.
+        owner: String,
+        /// Its epoch.
+        epoch: i64,
+    },
+    /// A live owner holds the shard and `Acquire::IfFree` was asked.
+    #[error("shard {shard} is held by {owner}, last seen {seen_ms} ms ago")]
+    Held {
+        /// Which shard.
+        shard: String,
+        /// Its owner's name.
+        owner: String,
+        /// Age of its heartbeat, ms.
+        seen_ms: i64,
+    },
+}
+
+/// How to take a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acquire {
+    /// Whoever holds it: the caller knows that it may (a Kafka assignment, our own earlier run, a re-acquire).
+    Force,
+    /// Only if no other owner's heartbeat is younger than this many ms.
+    IfFree {
+        /// Age that counts as dead, ms.
+        stale_after_ms: i64,
+    },
+}
+
+/// A start-up check that failed: what does not fit, and what to do (often the DDL to run).
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{what}; {remedy}")]
+pub struct Misfit {
+    /// What is wrong: names, values, bounds.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// A target: what it is and what it promises. Cheap to share; does no work itself.
+#[async_trait]
+pub trait Sink: Send + Sync + fmt::Debug {
+    /// What it does with a repeat.
+    fn guarantee(&self) -> Guarantee;
+    /// The mode of its rows.
+    fn mode(&self) -> Mode;
+    /// Names of the row key columns; empty if none.
+    fn row_key(&self) -> &[String];
+    /// The name of the version column, in `UpsertIfNewer`.
+    fn version(&self) -> Option<&str>;
+    /// Start-up checks: connects, makes the bookkeeping tables if they are missing, reads the table's columns, and
+    /// answers with an encoder for `columns` (all of the table's columns if `None`), or with everything that does not fit.
+    async fn probe(&self) -> Result<Arc<dyn Encode>, Vec<Misfit>>;
+    /// A session for one lane of `route`. `owner` names this instance in the shard rows. Does not connect yet:
+    /// the first `acquire` does.
+    fn session(&self, route: &str, owner: &str) -> Box<dyn Session>;
+}
+
+/// One connection to the sink, owned by one lane. After any error that lost the connection the next `acquire` makes a new one;
+/// nothing else reconnects, since a new connection may show an older sink (P6).
+#[async_trait]
+pub trait Session: Send {
+    /// Registers the route, first writer wins: answers with the row that is there afterwards.
+    async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError>;
+    /// Makes a new connection if there is none. Takes `shards` over (epoch + 1 each) and says what the sink knows of them, in the
+    /// order given. Ends a frozen owner that blocks it (P5).
+    async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError>;
+    /// Ids of the route's shards that start with `prefix`.
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError>;
+    /// Writes one batch whole: fence, rows, dead letters, marks, in one transaction.
+    async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError>;
+    /// After `Unknown`: a new connection, epoch + 1, then looks. Answers with the shards' states as re-acquired.
+    async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError>;
+    /// Marks of `shard` above `sequence`, ascending, a page of about 16 MiB at most; empty when there are no more.
+    async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError>;
+    /// Deletes marks of the shards whose newest key is below `floor_ms`, and raises the shard rows' floor, in one fenced
+    /// transaction (P11). Bounded work a call; answers how many went.
+    async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError>;
+    /// Shows that the owner lives: touches the heartbeat of the shards under their epochs. `Fenced` if one is lost.
+    async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError>;
+    /// False once the connection has ended: verdicts wait until the next `acquire` (P6).
+    fn connected(&self) -> bool;
+}

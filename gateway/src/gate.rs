@@ -1,0 +1,1 @@
+//! One route at work: [`Gate`]. Doors and library calls go through it alike.

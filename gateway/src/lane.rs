@@ -1,0 +1,86 @@
+//! A lane: one loop that turns a route's records into batches, one batch in flight at a time.
+
+use std::sync::Arc;
+
+use adapters::sink::ShardId;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{naming::Chunk, outcome::Answer};
+
+/// What doors send to a lane.
+pub enum ToLane {
+    /// Records of the HTTP door or the library; answered once each has its outcome (or `wait` has passed for it).
+    Submit {
+        /// The records.
+        chunk: Chunk,
+        /// One answer a record, in order.
+        reply: oneshot::Sender<Vec<Answer>>,
+    },
+    /// Records of the Kafka door. `Named::shard` indexes the relay's slots given by `Assign`; positions ascend per slot.
+    Relay {
+        /// The records.
+        chunk: Chunk,
+        /// The slots' generations when the chunk was cut: records of an older generation are dropped.
+        generations: Arc<[(u32, u64)]>,
+    },
+    /// Partitions were assigned: fence them, learn their facts, and say where to read on.
+    Assign {
+        /// Slot numbers (chosen by the door, unique in the relay) and shards.
+        shards: Vec<(u32, ShardId)>,
+        /// Per shard, where to read on: the sink's position, or none if it has none yet.
+        reply: oneshot::Sender<Result<Vec<AssignedShard>, String>>,
+    },
+    /// Partitions were revoked: finish or abandon what is in flight, drop what is parked or queued, forget the slots.
+    Revoke {
+        /// Slot numbers.
+        slots: Vec<u32>,
+        /// Answered once the lane holds nothing of them.
+        reply: oneshot::Sender<()>,
+    },
+}
+
+/// A shard that the lane now owns.
+#[derive(Clone, Debug)]
+pub struct AssignedShard {
+    /// As given.
+    pub slot: u32,
+    /// Counts up whenever the lane asks the door to read again from another position.
+    pub generation: u64,
+    /// The sink's position.
+    pub position: Option<i64>,
+}
+
+/// What a lane tells the Kafka door.
+#[derive(Clone, Debug)]
+pub enum FromLane {
+    /// Everything below `position` has its outcome, durably: the group's offset may follow.
+    Progress {
+        /// Which partition.
+        slot: u32,
+        /// Next offset to read.
+        position: i64,
+    },
+    /// Read again from `position` (sink went back, batch abandoned): chunks of older generations are dropped.
+    Seek {
+        /// Which partition.
+        slot: u32,
+        /// As in [`AssignedShard`].
+        generation: u64,
+        /// Where to; none: the route's start.
+        position: Option<i64>,
+    },
+    /// The lane gave the shard up (fenced, or the route says stop): do not read it any more.
+    Stopped {
+        /// Which partition.
+        slot: u32,
+        /// For the log and `/readyz`.
+        reason: String,
+    },
+}
+
+/// A lane as doors see it.
+#[derive(Clone)]
+pub struct LaneHandle {
+    /// Bounded: a full queue is back-pressure.
+    pub queue: mpsc::Sender<ToLane>,
+}

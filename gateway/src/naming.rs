@@ -1,0 +1,83 @@
+//! From a record's bytes to its name and its row, in one pass: [`Namer::name`]. Pure.
+//!
+//! The types here are the contract between doors, naming and lanes.
+
+use std::ops::Range;
+
+use adapters::sink::RowKind;
+use dedup_store::{Digest, Fingerprint};
+
+use crate::outcome::Problem;
+
+/// One incoming write, borrowed from the door.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Bytes untouched; none for a Kafka tombstone.
+    pub payload: Option<&'a [u8]>,
+    /// Looks a header up by name (HTTP: case-insensitive; Kafka: exact, last wins).
+    pub headers: Headers<'a>,
+    /// Set by the Kafka door.
+    pub kafka: Option<KafkaOrigin<'a>>,
+    /// When it came in, microseconds since the epoch, already raised to the floor (P11).
+    pub arrival_us: i64,
+}
+
+/// A record's headers, wherever they come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Headers<'a> {
+    /// None (library).
+    None,
+    /// Of an HTTP request.
+    Http(&'a http::HeaderMap),
+    /// Of a Kafka record.
+    Pairs(&'a [(&'a str, Option<&'a [u8]>)]),
+}
+
+/// Where a Kafka record comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct KafkaOrigin<'a> {
+    /// Topic name.
+    pub topic: &'a str,
+    /// Partition.
+    pub partition: i32,
+    /// Offset.
+    pub offset: i64,
+    /// Record key.
+    pub key: Option<&'a [u8]>,
+    /// Record timestamp, ms since the epoch.
+    pub timestamp_ms: Option<i64>,
+}
+
+/// Named records on their way to one lane; their bytes stand side by side in one buffer.
+#[derive(Debug, Default)]
+pub struct Chunk {
+    /// Payloads, rows and row keys.
+    pub bytes: Vec<u8>,
+    /// In order of arrival.
+    pub records: Vec<Named>,
+}
+
+/// One record after naming. Ranges point into [`Chunk::bytes`].
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// The key, if it could be derived.
+    pub fingerprint: Option<Fingerprint>,
+    /// Of the payload (or of the members that count).
+    pub digest: Digest,
+    /// Event time, ms.
+    pub event_ms: i64,
+    /// Write or delete.
+    pub kind: RowKind,
+    /// The untouched payload; none for a tombstone.
+    pub payload: Option<Range<u32>>,
+    /// The row in the sink's wire form; empty if `problem` is set.
+    pub row: Range<u32>,
+    /// Canonical row key; empty if the route names none.
+    pub row_key: Range<u32>,
+    /// Index of the shard among the lane's shards as the door and the lane agreed (0 for HTTP).
+    pub shard: u32,
+    /// Kafka offset.
+    pub position: Option<i64>,
+    /// Why it cannot be written, if so.
+    pub problem: Option<Box<Problem>>,
+}
