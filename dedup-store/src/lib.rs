@@ -4,6 +4,18 @@
 //! what is known of them ([`Store::claim`]), and is told what took effect ([`Store::settle`]).
 //! All calls are synchronous; time is passed in by the caller.
 
-mod api;
+mod block;
+mod error;
+mod fingerprint;
+mod floors;
+mod state;
+mod store;
+mod table;
 
-pub use api::*;
+pub use block::{Block, BlockError, Entry, Settled};
+pub use error::{Budget, StoreError};
+pub use fingerprint::{Algorithm, Digest, Fingerprint, Hasher, Identity, RECIPE_VERSION};
+pub use floors::{Checkpoint, Floors};
+pub use state::{Item, Verdict};
+pub use store::{Store, StoreOptions, Ticket};
+pub use table::SlotStats;

@@ -1,0 +1,70 @@
+//! What can go wrong with a store: [`StoreError`].
+
+use std::path::PathBuf;
+
+use crate::block::BlockError;
+
+/// Which budget is used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Budget {
+    /// [`StoreOptions::max_disk_bytes`](crate::StoreOptions::max_disk_bytes).
+    Disk,
+    /// [`StoreOptions::max_memory_bytes`](crate::StoreOptions::max_memory_bytes).
+    Memory,
+    /// The file system itself has no room left.
+    FileSystem,
+}
+
+impl std::fmt::Display for Budget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Budget::Disk => "disk budget (max_disk_bytes)",
+            Budget::Memory => "memory budget (max_memory_bytes)",
+            Budget::FileSystem => "file system",
+        })
+    }
+}
+
+/// What went wrong with the store. Any IO error but a full disk is fail-stop: afterwards every call answers `Stopped`.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Another process (or store) holds the folder.
+    #[error("store {folder} is in use by process {holder}: stop it, or give this route a folder of its own")]
+    Locked {
+        /// The store's folder.
+        folder: PathBuf,
+        /// Process id, as the holder wrote it.
+        holder: String,
+    },
+    /// An earlier IO error stopped the store; reopen it to recover.
+    #[error("store is stopped since: {first}; mend the cause and open it again")]
+    Stopped {
+        /// The first error's text.
+        first: String,
+    },
+    /// A budget is used up; room comes with expiry, or raise the budget.
+    #[error(
+        "store is full: {budget} has {bound} bytes, {used} are used; expiry makes room as the watermark moves on, or raise the bound"
+    )]
+    Full {
+        /// Which one.
+        budget: Budget,
+        /// Bytes.
+        used: u64,
+        /// Bytes.
+        bound: u64,
+    },
+    /// Written by another build, or damaged, or of another route: the text names what, where and what to do.
+    #[error("{0}")]
+    Unusable(String),
+    /// A fact that cannot be taken: it is of another route, or damaged.
+    #[error("cannot settle: {0}")]
+    Block(#[from] BlockError),
+    /// [`Store::bind`](crate::Store::bind) comes before facts.
+    #[error("store is not bound to a route yet: call bind first")]
+    Unbound,
+    /// IO.
+    #[error("store: {0}")]
+    Io(String),
+}

@@ -1,0 +1,307 @@
+//! What a store knows, in memory, and every decision over it: [`State`]. Pure: no IO, no clock.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use hashbrown::HashTable;
+
+use crate::{
+    block::{Block, Entry, Settled},
+    fingerprint::{Digest, Fingerprint},
+    floors::{Checkpoint, Clock, Floors, Spans},
+    table::{Found, SlotStats, Slots, bits},
+};
+
+/// One key to be checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    /// The key.
+    pub fingerprint: Fingerprint,
+    /// Of this record's payload.
+    pub digest: Digest,
+    /// Event time, ms.
+    pub event_ms: i64,
+    /// Admission floor of the item's shard, ms (the store raises it to its own floor + window).
+    pub floor_ms: i64,
+    /// Claim it also below the floor: the sink itself will tell a copy (`late = "verify-in-sink"`).
+    pub admit_late: bool,
+    /// It comes from the dead letters: a key that is settled as refused is no hit for it (P2). All else is checked as ever.
+    pub replay_dead_letter: bool,
+}
+
+/// What is known of a key, in the order of P7.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Not known; now claimed by the caller. `late` only with [`Item::admit_late`].
+    New {
+        /// It lies below the admission floor.
+        late: bool,
+    },
+    /// Settled before with the same digest.
+    Duplicate(Settled),
+    /// Settled before with another digest.
+    Mismatch(Settled),
+    /// Claimed and not yet settled, by `lane` (perhaps earlier in this very batch).
+    InFlight {
+        /// Who holds the claim.
+        lane: u32,
+        /// Whether the claimed record has the same digest.
+        same: bool,
+    },
+    /// A miss below the floor: never new.
+    Late {
+        /// The floor that it fell below, ms.
+        floor_ms: i64,
+    },
+    /// A miss further ahead than the limit.
+    Ahead {
+        /// The limit, ms.
+        limit_ms: i64,
+    },
+}
+
+/// A key that a lane has taken and not yet settled.
+#[derive(Clone, Copy)]
+struct Claim {
+    fingerprint: Fingerprint,
+    /// Digest in the low 56 bits; the top bit says that no fact was there when it was claimed.
+    packed: u64,
+    lane: u32,
+}
+
+const NO_FACT: u64 = 1 << 63;
+
+/// A key that was taken back (P12), so that an older block of the same shard, learnt again, does not bring it back.
+struct Tombstone {
+    shard: Arc<str>,
+    sequence: i64,
+    event_ms: i64,
+}
+
+/// All that is known of one route.
+pub(crate) struct State {
+    spans: Spans,
+    slots: Slots,
+    claims: HashTable<Claim>,
+    tombstones: HashMap<Fingerprint, Tombstone>,
+    clock: Clock,
+    /// Facts below it are forgotten (the G of a durable checkpoint), ms.
+    floor_ms: i64,
+    /// Effects begun and neither settled nor given back.
+    intents: HashSet<Fingerprint>,
+    scratch: Vec<Option<Found>>,
+}
+
+impl State {
+    pub(crate) fn new(spans: Spans, width_ms: i64) -> Self {
+        State {
+            spans,
+            slots: Slots::new(width_ms),
+            claims: HashTable::new(),
+            tombstones: HashMap::new(),
+            clock: Clock::default(),
+            floor_ms: i64::MIN,
+            intents: HashSet::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The state of a store that has only these (its facts follow by [`State::learn`]).
+    pub(crate) fn restore(&mut self, clock: Clock, floor_ms: i64, intents: HashSet<Fingerprint>) {
+        (self.clock, self.floor_ms, self.intents) = (clock, floor_ms, intents);
+    }
+
+    /// Drops all but the intents: what they began may still have happened.
+    pub(crate) fn discard(&mut self) {
+        let intents = std::mem::take(&mut self.intents);
+        *self = State { intents, ..State::new(self.spans, self.slots.width_ms()) };
+    }
+
+    /// One verdict an item, in order, appended to `verdicts`.
+    pub(crate) fn claim(&mut self, lane: u32, ahead_ms: i64, items: &[Item], verdicts: &mut Vec<Verdict>) {
+        let mut found = std::mem::take(&mut self.scratch);
+        found.clear();
+        self.slots.find_all(items.iter().map(|item| &item.fingerprint), &mut found);
+        let admit_ms = self.spans.admit_ms(self.floor_ms);
+        self.claims.reserve(items.len(), |claim| bits(&claim.fingerprint));
+        verdicts.reserve(items.len());
+        verdicts.extend(
+            items
+                .iter()
+                .zip(&found)
+                .map(|(item, found)| self.claim_one(lane, ahead_ms, admit_ms, item, *found)),
+        );
+        self.scratch = found;
+    }
+
+    /// The order is P7's: what is settled counts at any age, and a floor only decides over what is not known.
+    #[inline]
+    fn claim_one(
+        &mut self,
+        lane: u32,
+        ahead_ms: i64,
+        admit_ms: i64,
+        item: &Item,
+        found: Option<Found>,
+    ) -> Verdict {
+        if let Some(found) = found {
+            let settled = found.settled();
+            if !(item.replay_dead_letter && settled.refused()) {
+                return if found.digest() == item.digest {
+                    Verdict::Duplicate(settled)
+                } else {
+                    Verdict::Mismatch(settled)
+                };
+            }
+        }
+        let key = bits(&item.fingerprint);
+        if let Some(claim) = self.claims.find(key, |claim| claim.fingerprint == item.fingerprint) {
+            return Verdict::InFlight { lane: claim.lane, same: claim.packed & !NO_FACT == item.digest.0 };
+        }
+        let floor_ms = item.floor_ms.max(admit_ms);
+        let late = item.event_ms < floor_ms;
+        if late && !item.admit_late {
+            return Verdict::Late { floor_ms };
+        }
+        if item.event_ms > ahead_ms {
+            return Verdict::Ahead { limit_ms: ahead_ms };
+        }
+        let packed = item.digest.0 | if found.is_none() { NO_FACT } else { 0 };
+        let claim = Claim { fingerprint: item.fingerprint, packed, lane };
+        self.claims.insert_unique(key, claim, |claim| bits(&claim.fingerprint));
+        Verdict::New { late }
+    }
+
+    pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {
+        let found = self.slots.find(fingerprint)?;
+        Some(Entry {
+            fingerprint: *fingerprint,
+            digest: found.digest(),
+            event_ms: found.event_ms,
+            settled: found.settled(),
+        })
+    }
+
+    /// Gives a claim back, if `lane` holds it.
+    pub(crate) fn release(&mut self, lane: u32, fingerprint: &Fingerprint) {
+        let held = |claim: &Claim| claim.fingerprint == *fingerprint && claim.lane == lane;
+        if let Ok(claim) = self.claims.find_entry(bits(fingerprint), held) {
+            claim.remove();
+        }
+    }
+
+    pub(crate) fn release_lane(&mut self, lane: u32) {
+        self.claims.retain(|claim| claim.lane != lane);
+    }
+
+    /// Takes the facts of a block over and frees their claims and intents, in the block's order. Facts below the floor are
+    /// forgotten at once. Answers with the newest event time that this block decides over, for the tail that holds it; none if
+    /// it decides nothing. `freed` is told the intents that are gone.
+    pub(crate) fn learn(&mut self, block: &Block, mut freed: impl FnMut(&Fingerprint)) -> Option<i64> {
+        let mut newest: Option<i64> = None;
+        for entry in &block.entries {
+            if entry.settled == Settled::Forgotten {
+                let known = self.slots.remove(&entry.fingerprint);
+                // As long-lived as the fact that it takes away, whatever time the operator gave it.
+                let event_ms = known.map_or(entry.event_ms, |known| known.event_ms.max(entry.event_ms));
+                let tombstone =
+                    Tombstone { shard: Arc::clone(&block.shard), sequence: block.sequence, event_ms };
+                self.tombstones.insert(entry.fingerprint, tombstone);
+                newest = newest.max(Some(event_ms));
+                continue;
+            }
+            newest = newest.max(Some(entry.event_ms));
+            if !self.intents.is_empty() && self.intents.remove(&entry.fingerprint) {
+                freed(&entry.fingerprint);
+            }
+            let key = bits(&entry.fingerprint);
+            let claim = self.claims.find_entry(key, |claim| claim.fingerprint == entry.fingerprint);
+            let surely_absent = claim.is_ok_and(|claim| claim.remove().0.packed & NO_FACT != 0);
+            if entry.event_ms < self.floor_ms || self.taken_back(block, &entry.fingerprint) {
+                continue;
+            }
+            if surely_absent {
+                // Whoever learns a key frees its claim: a claim that is still there proves that nobody has.
+                self.slots.insert_absent(entry);
+            } else {
+                self.slots.insert(entry);
+            }
+        }
+        newest
+    }
+
+    fn taken_back(&self, block: &Block, fingerprint: &Fingerprint) -> bool {
+        !self.tombstones.is_empty()
+            && self.tombstones.get(fingerprint).is_some_and(|tombstone| {
+                tombstone.shard == block.shard && tombstone.sequence >= block.sequence
+            })
+    }
+
+    /// Moves a shard's checkpoint on; answers with it as it now stands.
+    pub(crate) fn settle_checkpoint(&mut self, checkpoint: &Checkpoint, now_ms: i64) -> Checkpoint {
+        self.clock.settle(checkpoint, now_ms).clone()
+    }
+
+    /// Moves the watermark on; answers with it.
+    pub(crate) fn advance(&mut self, now_ms: i64) -> Option<i64> {
+        self.clock.advance(now_ms, &self.spans)
+    }
+
+    /// G of a watermark.
+    pub(crate) fn retire_ms(&self, watermark_ms: Option<i64>) -> i64 {
+        watermark_ms.map_or(i64::MIN, |watermark_ms| self.spans.retire_ms(watermark_ms))
+    }
+
+    /// Forgets what lies below `floor_ms`, slot by slot; answers with the number of keys that went.
+    pub(crate) fn expire(&mut self, floor_ms: i64) -> u64 {
+        self.floor_ms = self.floor_ms.max(floor_ms);
+        let floor_ms = self.floor_ms;
+        self.tombstones.retain(|_, tombstone| tombstone.event_ms >= floor_ms);
+        self.slots.retire(floor_ms)
+    }
+
+    pub(crate) fn floor_ms(&self) -> i64 {
+        self.floor_ms
+    }
+
+    pub(crate) fn floors(&self, now_ms: i64, retire_ms: i64) -> Floors {
+        Floors { watermark_ms: self.clock.at(now_ms, &self.spans), retire_ms }
+    }
+
+    pub(crate) fn checkpoint(&self, shard: &str) -> Option<&Checkpoint> {
+        self.clock.checkpoint(shard)
+    }
+
+    pub(crate) fn checkpoints(&self) -> Vec<Checkpoint> {
+        let mut all: Vec<_> = self.clock.checkpoints().cloned().collect();
+        all.sort_by(|a, b| a.shard.cmp(&b.shard));
+        all
+    }
+
+    pub(crate) fn intents(&self) -> &HashSet<Fingerprint> {
+        &self.intents
+    }
+
+    pub(crate) fn intents_mut(&mut self) -> &mut HashSet<Fingerprint> {
+        &mut self.intents
+    }
+
+    pub(crate) fn claims(&self) -> u64 {
+        self.claims.len() as u64
+    }
+
+    pub(crate) fn keys(&self) -> u64 {
+        self.slots.keys()
+    }
+
+    pub(crate) fn slots(&self) -> Vec<SlotStats> {
+        self.slots.stats()
+    }
+
+    /// Bytes of facts and claims.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slots.bytes() + self.claims.allocation_size() as u64
+    }
+}
