@@ -1,6 +1,9 @@
 //! Oncegate: a gateway in front of sinks. Writes reach it at least once; each takes effect once.
 
+pub mod door;
 pub mod gate;
 pub mod lane;
+pub mod logging;
+pub mod metrics;
 pub mod naming;
 pub mod outcome;
