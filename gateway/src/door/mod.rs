@@ -54,6 +54,8 @@ pub struct HttpLimits {
     pub key_header: KeyHeader,
     /// Only quoted keys (RFC 9651 strings) are taken; otherwise a bare value is its own key.
     pub strict_keys: bool,
+    /// An `Idempotency-Key` may come with several records: it names the request, and with its place each record. Otherwise 400.
+    pub keyed_batches: bool,
     /// What `Authorization: Bearer` must carry; none: open.
     pub bearer: Option<Bearer>,
     /// `Retry-After` of 409 and 503.
@@ -69,6 +71,7 @@ impl Default for HttpLimits {
             max_records: 1_000_000,
             key_header: KeyHeader::Optional,
             strict_keys: false,
+            keyed_batches: false,
             bearer: None,
             retry_after: Duration::from_secs(1),
         }
