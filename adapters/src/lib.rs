@@ -2,5 +2,8 @@
 //!
 //! Nothing here knows the dedup store or a route's rules: rows come in encoded, marks come in packed.
 
+pub mod dead_letters;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod sink;
 pub mod value;

@@ -1,0 +1,236 @@
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rdkafka::{
+    ClientContext, Statistics, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, Consumer, ConsumerContext},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode},
+    types::RDKafkaRespErr,
+};
+
+use super::TopicPartition;
+
+/// What the group, the brokers and the client library have to say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The group gave us these: answer with [`super::KafkaSource::take`].
+    Assigned(Vec<TopicPartition>),
+    /// The group takes these back, and waits: answer with [`super::KafkaSource::give_back`]; until then nothing more is read.
+    Revoked {
+        /// Which.
+        partitions: Vec<TopicPartition>,
+        /// Another member may own them already (we were put out of the group): nothing may be committed.
+        lost: bool,
+    },
+    /// A commit has its answer, partition by partition.
+    Committed(Vec<(TopicPartition, i64, Result<(), CommitRefusal>)>),
+    /// The ends of the partitions that we read, as of the last fetches: what is at or past them cannot be read yet.
+    Ends(Vec<(TopicPartition, i64)>),
+    /// Something does not work at the moment; the client library tries again by itself.
+    Trouble(String),
+    /// The member cannot go on.
+    Fatal {
+        /// Another process joined with our static name (P13: we are the zombie).
+        fenced: bool,
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// Why a commit was not taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CommitRefusal {
+    /// The group has gone on without us: our generation is old (P13).
+    Zombie(String),
+    /// A rebalance is under way.
+    Rebalancing,
+    /// Anything else; may work later.
+    Other(String),
+}
+
+/// Gathers what happens inside the client library's calls, as [`Event`]s.
+pub(super) struct Context {
+    events: Mutex<VecDeque<Event>>,
+    closing: AtomicBool,
+}
+
+impl Context {
+    pub(super) fn new() -> Self {
+        Self { events: Mutex::new(VecDeque::new()), closing: AtomicBool::new(false) }
+    }
+
+    pub(super) fn pop(&self) -> Option<Event> {
+        self.events().pop_front()
+    }
+
+    pub(super) fn push(&self, event: Event) {
+        self.events().push_back(event);
+    }
+
+    /// From now on rebalances are answered here: the consumer is about to leave.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
+    fn events(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error => {
+                tracing::error!(target: "librdkafka", "{facility}: {message}");
+            }
+            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", "{facility}: {message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(target: "librdkafka", "{facility}: {message}")
+            }
+            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", "{facility}: {message}"),
+        }
+    }
+
+    fn stats(&self, statistics: Statistics) {
+        let mut ends = vec![];
+        for topic in statistics.topics.values() {
+            for partition in topic.partitions.values() {
+                // The last stable offset where only committed transactions are seen, else the same as the high watermark.
+                let end = if partition.ls_offset >= 0 { partition.ls_offset } else { partition.hi_offset };
+                if partition.desired && end >= 0 {
+                    ends.push((TopicPartition::new(&topic.topic, partition.partition), end));
+                }
+            }
+        }
+        self.push(Event::Ends(ends));
+    }
+
+    fn error(&self, _: KafkaError, reason: &str) {
+        // Comes again as the answer of the poll, which makes an event of it; the reason is only here.
+        tracing::debug!(target: "librdkafka", "{reason}");
+    }
+}
+
+impl ConsumerContext for Context {
+    /// Only takes note: the assignment changes when the owner of the source answers, so that partitions can be drained while the
+    /// member goes on polling. The library waits for the answer, and reads nothing meanwhile.
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        if self.closing.load(Ordering::Acquire) {
+            if let Err(error) = consumer.unassign() {
+                tracing::debug!(%error, "unassign while leaving the group");
+            }
+            return;
+        }
+        let partitions = partitions(list);
+        self.push(match what {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => Event::Assigned(partitions),
+            _ => Event::Revoked { partitions, lost: consumer.assignment_lost() },
+        });
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
+        let answers = offsets.elements().into_iter().filter_map(|element| {
+            let offset = element.offset().to_raw().filter(|&offset| offset >= 0)?;
+            let answer = result.clone().and_then(|()| element.error()).map_err(|error| refusal(&error));
+            Some((TopicPartition::new(element.topic(), element.partition()), offset, answer))
+        });
+        let answers: Vec<_> = answers.collect();
+        if !answers.is_empty() {
+            self.push(Event::Committed(answers));
+        }
+    }
+}
+
+pub(super) fn partitions(list: &TopicPartitionList) -> Vec<TopicPartition> {
+    list.elements().iter().map(|element| TopicPartition::new(element.topic(), element.partition())).collect()
+}
+
+/// What a poll's error means.
+pub(super) fn event(error: &KafkaError) -> Event {
+    match error {
+        KafkaError::MessageConsumptionFatal(code) => {
+            Event::Fatal { fenced: is_fenced(*code), reason: describe(*code) }
+        }
+        other => match other.rdkafka_error_code() {
+            Some(code) if is_fenced(code) => Event::Fatal { fenced: true, reason: describe(code) },
+            Some(code) => Event::Trouble(describe(code)),
+            None => Event::Trouble(other.to_string()),
+        },
+    }
+}
+
+fn is_fenced(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::Fenced | RDKafkaErrorCode::FencedInstanceId)
+}
+
+pub(super) fn describe(code: RDKafkaErrorCode) -> String {
+    code.to_string()
+}
+
+fn refusal(error: &KafkaError) -> CommitRefusal {
+    use RDKafkaErrorCode as Code;
+    match error.rdkafka_error_code() {
+        Some(
+            code @ (Code::IllegalGeneration
+            | Code::UnknownMemberId
+            | Code::FencedInstanceId
+            | Code::Fenced
+            | Code::AssignmentLost
+            | Code::FencedMemberEpoch
+            | Code::StaleMemberEpoch),
+        ) => CommitRefusal::Zombie(describe(code)),
+        Some(Code::RebalanceInProgress) => CommitRefusal::Rebalancing,
+        Some(code) => CommitRefusal::Other(describe(code)),
+        None => CommitRefusal::Other(error.to_string()),
+    }
+}
+
+/// The wrapper panics over text that is not UTF-8 and that others have written: none then.
+pub(super) fn readable<T>(read: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(read)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p13_a_refused_generation_is_a_zombie() {
+        for code in [
+            RDKafkaErrorCode::IllegalGeneration,
+            RDKafkaErrorCode::UnknownMemberId,
+            RDKafkaErrorCode::FencedInstanceId,
+        ] {
+            assert!(
+                matches!(refusal(&KafkaError::ConsumerCommit(code)), CommitRefusal::Zombie(_)),
+                "{code:?}"
+            );
+        }
+        assert_eq!(
+            refusal(&KafkaError::ConsumerCommit(RDKafkaErrorCode::RebalanceInProgress)),
+            CommitRefusal::Rebalancing
+        );
+        let other = refusal(&KafkaError::ConsumerCommit(RDKafkaErrorCode::NotCoordinator));
+        assert!(matches!(other, CommitRefusal::Other(_)));
+    }
+
+    #[test]
+    fn a_fenced_static_name_is_fatal() {
+        let error = KafkaError::MessageConsumptionFatal(RDKafkaErrorCode::FencedInstanceId);
+        assert!(matches!(event(&error), Event::Fatal { fenced: true, .. }));
+        assert!(matches!(
+            event(&KafkaError::MessageConsumption(RDKafkaErrorCode::AllBrokersDown)),
+            Event::Trouble(_)
+        ));
+    }
+}
