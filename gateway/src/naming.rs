@@ -2,6 +2,8 @@
 //!
 //! The types here are the contract between doors, naming and lanes.
 
+pub mod split;
+
 use std::ops::Range;
 
 use adapters::sink::RowKind;
@@ -20,6 +22,24 @@ pub struct Record<'a> {
     pub kafka: Option<KafkaOrigin<'a>>,
     /// When it came in, microseconds since the epoch, already raised to the floor (P11).
     pub arrival_us: i64,
+    /// Whose record it is, as the door has made sure; empty without tenants. Inside every fingerprint.
+    pub tenant: &'a str,
+    /// Its place in an HTTP body of several records: an `Idempotency-Key` names the request, and with the place the record.
+    pub index: Option<u32>,
+}
+
+impl<'a> Record<'a> {
+    /// A record of nothing but its payload.
+    pub fn new(payload: &'a [u8], arrival_us: i64) -> Self {
+        Self {
+            payload: Some(payload),
+            headers: Headers::None,
+            kafka: None,
+            arrival_us,
+            tenant: "",
+            index: None,
+        }
+    }
 }
 
 /// A record's headers, wherever they come from.
@@ -46,6 +66,8 @@ pub struct KafkaOrigin<'a> {
     pub key: Option<&'a [u8]>,
     /// Record timestamp, ms since the epoch.
     pub timestamp_ms: Option<i64>,
+    /// Goes to [`Named::shard`].
+    pub shard: u32,
 }
 
 /// Named records on their way to one lane; their bytes stand side by side in one buffer.
