@@ -2,6 +2,7 @@
 
 pub mod door;
 pub mod gate;
+pub mod key;
 pub mod lane;
 pub mod logging;
 pub mod metrics;

@@ -2,13 +2,26 @@
 //!
 //! The types here are the contract between doors, naming and lanes.
 
+mod compile;
+mod derive;
+pub(crate) mod json;
+mod members;
+mod namer;
+mod row;
+mod rules;
 pub mod split;
+mod time;
 
 use std::ops::Range;
 
 use adapters::sink::RowKind;
 use dedup_store::{Digest, Fingerprint};
 
+pub use self::{
+    compile::Namer,
+    rules::{ColumnSource, Constant, DeleteWhen, DigestOver, NamingRules, UnknownFields},
+    time::{EventTime, TIME_BOUNDS_MS, TimeUnit},
+};
 use crate::outcome::Problem;
 
 /// One incoming write, borrowed from the door.
