@@ -1,5 +1,6 @@
 //! Oncegate: a gateway in front of sinks. Writes reach it at least once; each takes effect once.
 
+pub mod admin;
 pub mod door;
 pub mod gate;
 pub mod key;

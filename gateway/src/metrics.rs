@@ -171,7 +171,6 @@ pub struct Metrics {
     store_keys: Family<RouteLabel, Gauge>,
     store_disk: Family<RouteLabel, Gauge>,
     store_memory: Family<RouteLabel, Gauge>,
-    http_responses: Family<StatusLabels, Counter>,
     door: DoorMetrics,
     routes: Mutex<Vec<Arc<RouteMetrics>>>,
     hooks: Mutex<Vec<Hook>>,
@@ -243,7 +242,6 @@ impl Metrics {
             store_keys: family(r, "store_keys", "Keys that the store holds"),
             store_disk: bytes_family(r, "store_disk", "Size of the store on disk"),
             store_memory: bytes_family(r, "store_memory", "Size of the store's tables in memory"),
-            http_responses: family(r, "http_responses", "Responses of the HTTP door by status"),
             door: DoorMetrics::register(r),
             routes: Mutex::default(),
             hooks: Mutex::default(),
@@ -288,11 +286,6 @@ impl Metrics {
     /// The counters of the HTTP door.
     pub fn door(&self) -> &DoorMetrics {
         &self.door
-    }
-
-    /// The counter of responses with `status`.
-    pub fn http_responses(&self, status: u16) -> Counter {
-        self.http_responses.get_or_create_owned(&StatusLabels { status })
     }
 
     /// Runs before each rendering: for figures that are read rather than counted (store sizes).
@@ -490,7 +483,7 @@ impl RouteMetrics {
 }
 
 /// The counters of the HTTP door as a whole.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug)]
 pub struct DoorMetrics {
     /// Open connections.
     pub connections: Gauge,
@@ -498,16 +491,32 @@ pub struct DoorMetrics {
     pub requests: Gauge,
     /// Body bytes held for requests that have no answer yet.
     pub body_bytes: Gauge,
+    responses: Family<StatusLabels, Counter>,
+    /// The statuses of the fast path.
+    common: [(u16, Counter); 3],
 }
 
 impl DoorMetrics {
     fn register(registry: &mut Registry) -> Self {
-        let made = Self::default();
-        registry.register("http_connections", "Open connections of the HTTP door", made.connections.clone());
-        registry.register("http_in_flight_requests", "Requests without an answer yet", made.requests.clone());
+        let (connections, requests, body_bytes) = (Gauge::default(), Gauge::default(), Gauge::default());
+        registry.register("http_connections", "Open connections of the HTTP door", connections.clone());
+        registry.register("http_in_flight_requests", "Requests without an answer yet", requests.clone());
         let help = "Body bytes held for requests without an answer yet";
-        registry.register_with_unit("http_in_flight_body", help, Unit::Bytes, made.body_bytes.clone());
-        made
+        registry.register_with_unit("http_in_flight_body", help, Unit::Bytes, body_bytes.clone());
+        let responses: Family<StatusLabels, Counter> =
+            family(registry, "http_responses", "Responses of the HTTP door by status");
+        let common =
+            [200, 201, 207].map(|status| (status, responses.get_or_create_owned(&StatusLabels { status })));
+        Self { connections, requests, body_bytes, responses, common }
+    }
+
+    /// A response with `status` goes out.
+    pub fn response(&self, status: http::StatusCode) {
+        let status = status.as_u16();
+        match self.common.iter().find(|(common, _)| *common == status) {
+            Some((_, counter)) => counter.inc(),
+            None => self.responses.get_or_create(&StatusLabels { status }).inc(),
+        };
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
+    key::KeySpec,
     naming::{Chunk, Record},
     outcome::Answer,
 };
@@ -29,16 +30,6 @@ pub trait Submit: Send + Sync + 'static {
     fn limits(&self) -> &HttpLimits;
 }
 
-/// Whether a request must carry an `Idempotency-Key`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum KeyHeader {
-    /// It may; the route's key spec says what it is for.
-    #[default]
-    Optional,
-    /// It must: without it 400 before the body is read.
-    Required,
-}
-
 /// Bounds and rules of one route's HTTP requests. Sizes are of the decoded body.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
@@ -50,10 +41,8 @@ pub struct HttpLimits {
     pub max_record: usize,
     /// Records of one request.
     pub max_records: usize,
-    /// Whether `Idempotency-Key` must be there.
-    pub key_header: KeyHeader,
-    /// Only quoted keys (RFC 9651 strings) are taken; otherwise a bare value is its own key.
-    pub strict_keys: bool,
+    /// What an `Idempotency-Key` is for, and its syntax: decided before the body is read.
+    pub key: KeySpec,
     /// An `Idempotency-Key` may come with several records: it names the request, and with its place each record. Otherwise 400.
     pub keyed_batches: bool,
     /// What `Authorization: Bearer` must carry; none: open.
@@ -62,15 +51,15 @@ pub struct HttpLimits {
     pub retry_after: Duration,
 }
 
-impl Default for HttpLimits {
-    fn default() -> Self {
+impl HttpLimits {
+    /// The defaults for a route with this key spec.
+    pub fn new(key: KeySpec) -> Self {
         Self {
             max_body: 16 << 20,
             max_stream: 1 << 30,
             max_record: 1 << 20,
             max_records: 1_000_000,
-            key_header: KeyHeader::Optional,
-            strict_keys: false,
+            key,
             keyed_batches: false,
             bearer: None,
             retry_after: Duration::from_secs(1),
