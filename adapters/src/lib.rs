@@ -2,7 +2,9 @@
 //!
 //! Nothing here knows the dedup store or a route's rules: rows come in encoded, marks come in packed.
 
+pub mod collapse;
 pub mod dead_letters;
+pub mod decode;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod sink;

@@ -57,7 +57,13 @@ pub trait Encode: Send + Sync + fmt::Debug {
     /// Appends one row to `row`, and its row key (canonical bytes: equal keys have equal bytes) to `row_key`;
     /// the row key is empty when the route names none. On an error both buffers are as they were.
     /// With `RowKind::Delete` only row key and version columns are read.
-    fn encode(&self, kind: RowKind, values: &[Value<'_>], row: &mut Vec<u8>, row_key: &mut Vec<u8>) -> Result<(), BadValue>;
+    fn encode(
+        &self,
+        kind: RowKind,
+        values: &[Value<'_>],
+        row: &mut Vec<u8>,
+        row_key: &mut Vec<u8>,
+    ) -> Result<(), BadValue>;
 }
 
 /// One encoded row of a batch.
