@@ -8,4 +8,6 @@ pub mod decode;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod sink;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 pub mod value;

@@ -1,0 +1,169 @@
+//! The bookkeeping tables, how a connection is opened, and SQLite's errors in the sink's words.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, functions::FunctionFlags};
+
+use super::{SqliteConfig, encode, worker::Fault};
+use crate::sink::SinkError;
+
+/// All bookkeeping tables with their columns, in the order of their DDL.
+pub(super) const TABLES: [(&str, &str); 5] = [
+    ("oncegate_routes", "route, route_id, key_spec_id, algorithm, secret"),
+    (
+        "oncegate_shards",
+        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms",
+    ),
+    ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, keys, block"),
+    (
+        "oncegate_dead_letters",
+        "id, route, shard, sequence, position, key, event_ms, kind, reason, payload, made_ms",
+    ),
+    ("oncegate_tombstones", "target, row_key, version, route, event_ms"),
+];
+
+/// Marks keep their block last, so that expiry need not read through it.
+const DDL: &str = "
+CREATE TABLE IF NOT EXISTS oncegate_routes (
+    route TEXT NOT NULL PRIMARY KEY, route_id BLOB NOT NULL, key_spec_id INTEGER NOT NULL,
+    algorithm INTEGER NOT NULL, secret BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS oncegate_shards (
+    route TEXT NOT NULL, shard TEXT NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, position INTEGER,
+    watermark_ms INTEGER NOT NULL, floor_ms INTEGER NOT NULL, owner TEXT NOT NULL, heartbeat_ms INTEGER NOT NULL,
+    PRIMARY KEY (route, shard)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS oncegate_marks (
+    route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    min_ms INTEGER NOT NULL, max_ms INTEGER NOT NULL, keys INTEGER NOT NULL, block BLOB NOT NULL,
+    PRIMARY KEY (route, shard, sequence)
+) STRICT;
+CREATE INDEX IF NOT EXISTS oncegate_marks_expiry ON oncegate_marks (route, shard, max_ms);
+CREATE TABLE IF NOT EXISTS oncegate_dead_letters (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL,
+    position INTEGER, key BLOB NOT NULL, event_ms INTEGER NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL,
+    payload BLOB, made_ms INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS oncegate_tombstones (
+    target TEXT NOT NULL, row_key BLOB NOT NULL, version ANY, route TEXT NOT NULL, event_ms INTEGER NOT NULL,
+    PRIMARY KEY (target, row_key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS oncegate_tombstones_expiry ON oncegate_tombstones (route, target, event_ms);
+";
+
+/// The sink's clock: ms since the epoch.
+pub(super) const NOW_MS: &str = "CAST(round(unixepoch('now', 'subsec') * 1000) AS INTEGER)";
+
+/// Pages of WAL after which a commit moves them into the file: 32 MiB at 4 KiB a page, so that a large batch does not
+/// pay for it each time.
+const CHECKPOINT_PAGES: i64 = 8192;
+
+/// Why the file could not be opened as it must be.
+#[derive(Debug)]
+pub(super) enum OpenError {
+    /// SQLite says so.
+    Sqlite(rusqlite::Error),
+    /// It opened, but a commit would not be durable.
+    NotDurable(String),
+}
+
+impl From<rusqlite::Error> for OpenError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+/// Opens the file with durable commits, and makes the bookkeeping tables if they are missing.
+pub(super) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(&config.path, flags)?;
+    connection.busy_timeout(config.busy_timeout.max(Duration::from_millis(1)))?;
+    let journal: String = connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    if !journal.eq_ignore_ascii_case("wal") {
+        return Err(OpenError::NotDurable(format!("its journal mode stays {journal:?} where WAL is needed")));
+    }
+    connection.execute_batch(&format!(
+        "PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA checkpoint_fullfsync = ON; PRAGMA foreign_keys = ON;
+         PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+    ))
+    .or_else(only_rows)?;
+    let synchronous: i64 = connection.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
+    if synchronous < 2 {
+        return Err(OpenError::NotDurable(format!(
+            "synchronous stays {synchronous} where 2 (FULL) is needed"
+        )));
+    }
+    connection.set_prepared_statement_cache_capacity(64);
+    connection.create_scalar_function(
+        "oncegate_instant",
+        1,
+        FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC,
+        |context| encode::instant(context.get_raw(0)),
+    )?;
+    let missing: i64 = connection.query_row(
+        "SELECT ?1 - count(*) FROM sqlite_schema WHERE type = 'table' AND name GLOB 'oncegate_*'
+         AND name IN ('oncegate_routes', 'oncegate_shards', 'oncegate_marks', 'oncegate_dead_letters', 'oncegate_tombstones')",
+        [TABLES.len()],
+        |row| row.get(0),
+    )?;
+    if missing > 0 {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        transaction.execute_batch(DDL)?;
+        transaction.commit()?;
+    }
+    Ok(connection)
+}
+
+/// `PRAGMA x = y` answers with a row on some settings, which `execute_batch` may report as an error.
+fn only_rows(error: rusqlite::Error) -> Result<(), rusqlite::Error> {
+    match error {
+        rusqlite::Error::ExecuteReturnedResults => Ok(()),
+        other => Err(other),
+    }
+}
+
+/// `name` as an SQL identifier.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// An error from outside COMMIT: nothing of the transaction can come any more, for a SQLite file has no other server
+/// that might still be at it.
+pub(super) fn fault(doing: &str, error: &rusqlite::Error) -> Fault {
+    let code = error.sqlite_error_code();
+    let (retry, lost, advice) = match code {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            (true, false, "another connection holds the file's write lock; end it if it is stuck")
+        }
+        Some(ErrorCode::DiskFull) => (true, false, "make room on the disk (or raise max_page_count)"),
+        Some(ErrorCode::OutOfMemory | ErrorCode::OperationInterrupted) => (true, true, "it is tried again"),
+        Some(
+            ErrorCode::SystemIoFailure
+            | ErrorCode::CannotOpen
+            | ErrorCode::FileLockingProtocolFailed
+            | ErrorCode::PermissionDenied
+            | ErrorCode::ReadOnly
+            | ErrorCode::AuthorizationForStatementDenied,
+        ) => (true, true, "check the file, its folder and their permissions"),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            (false, true, "the file is damaged: restore it")
+        }
+        _ => (false, false, "check the table and the oncegate_* tables against the start-up checks"),
+    };
+    Fault {
+        error: SinkError::NotApplied { reason: format!("{doing}: {}; {advice}", text(error)), retry },
+        lost,
+    }
+}
+
+/// The error in one line, with SQLite's own name of it.
+pub(super) fn text(error: &rusqlite::Error) -> String {
+    match error {
+        rusqlite::Error::SqliteFailure(failure, Some(message)) => {
+            format!("{message} (SQLite code {})", failure.extended_code)
+        }
+        rusqlite::Error::SqliteFailure(failure, None) => failure.to_string(),
+        other => other.to_string(),
+    }
+}
