@@ -155,6 +155,17 @@ pub enum RowOutcome {
 /// the transaction, perhaps more than once for a batch.
 pub type SealMarks<'a> = dyn Fn(&[RowOutcome]) -> Vec<MarkBlock> + Send + Sync + 'a;
 
+/// What happens to a batch when the sink refuses one of its rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnRefused {
+    /// The row is left out and reported; the rest goes in.
+    Report,
+    /// As `Report`, and the row goes to the dead letters in the same transaction.
+    DeadLetter,
+    /// Nothing goes in: [`SinkError::Refused`].
+    Abort,
+}
+
 /// One write to a sink: rows in order, the shards' steps, marks. Never re-cut once its outcome is unknown.
 pub struct Batch<'a> {
     /// Sorted by shard; at least one.
@@ -163,8 +174,8 @@ pub struct Batch<'a> {
     pub rows: &'a [Row<'a>],
     /// Go to the dead letters in the same transaction.
     pub dead_letters: &'a [DeadLetter<'a>],
-    /// Rows that the sink refuses become dead letters too, in the same transaction (else they are only reported).
-    pub dead_letter_refused: bool,
+    /// What happens when the sink refuses a row.
+    pub on_refused: OnRefused,
     /// The store has proved every row new and the dedup key is a function of the row key: straight in (P9).
     pub known_new: bool,
     /// See [`SealMarks`].
@@ -236,6 +247,14 @@ pub enum SinkError {
         reason: String,
         /// Trying again may help (else it is the configuration or the schema).
         retry: bool,
+    },
+    /// A row was refused and [`OnRefused::Abort`] was asked: nothing of the batch is in the sink.
+    #[error("row {row} refused: {reason}")]
+    Refused {
+        /// Index into [`Batch::rows`].
+        row: usize,
+        /// Classified error, constraint and column, without values.
+        reason: String,
     },
     /// The batch may be in the sink, or may still come: only [`Session::resolve`] says.
     #[error("outcome unknown: {reason}")]
