@@ -288,6 +288,11 @@ impl State {
         &mut self.intents
     }
 
+    /// Whether a key is claimed and not yet settled.
+    pub(crate) fn in_flight(&self, fingerprint: &Fingerprint) -> bool {
+        self.claims.find(bits(fingerprint), |claim| claim.fingerprint == *fingerprint).is_some()
+    }
+
     pub(crate) fn claims(&self) -> u64 {
         self.claims.len() as u64
     }

@@ -118,6 +118,11 @@ impl Store {
         Ok(self.inner.lock().state.peek(fingerprint))
     }
 
+    /// Whether a key is claimed by some lane and not yet settled or released.
+    pub fn in_flight(&self, fingerprint: &Fingerprint) -> bool {
+        self.inner.lock().state.in_flight(fingerprint)
+    }
+
     /// The batch took effect: its facts replace the claims, and `checkpoints` move on, in one group commit.
     /// Blocks are taken in the order given; a key that is known already keeps its fact.
     pub fn settle(

@@ -1,6 +1,7 @@
 //! Oncegate: a gateway in front of sinks. Writes reach it at least once; each takes effect once.
 
 pub mod admin;
+mod clock;
 pub mod door;
 pub mod gate;
 pub mod key;
@@ -9,3 +10,4 @@ pub mod logging;
 pub mod metrics;
 pub mod naming;
 pub mod outcome;
+mod route;

@@ -358,6 +358,7 @@ fn to_plain_text(openmetrics: &str) -> String {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SinkErrorKind {
     NotApplied,
+    Refused,
     Unknown,
     Fenced,
     Held,
@@ -365,12 +366,13 @@ enum SinkErrorKind {
 }
 
 impl SinkErrorKind {
-    const ALL: [SinkErrorKind; 5] =
-        [Self::NotApplied, Self::Unknown, Self::Fenced, Self::Held, Self::Regressed];
+    const ALL: [SinkErrorKind; 6] =
+        [Self::NotApplied, Self::Refused, Self::Unknown, Self::Fenced, Self::Held, Self::Regressed];
 
     fn word(self) -> &'static str {
         match self {
             Self::NotApplied => "not_applied",
+            Self::Refused => "refused",
             Self::Unknown => "unknown",
             Self::Fenced => "fenced",
             Self::Held => "held",
@@ -427,6 +429,7 @@ impl RouteMetrics {
     pub fn sink_error(&self, error: &SinkError) {
         let kind = match error {
             SinkError::NotApplied { .. } => SinkErrorKind::NotApplied,
+            SinkError::Refused { .. } => SinkErrorKind::Refused,
             SinkError::Unknown { .. } => SinkErrorKind::Unknown,
             SinkError::Fenced { .. } => SinkErrorKind::Fenced,
             SinkError::Held { .. } => SinkErrorKind::Held,

@@ -92,6 +92,13 @@ pub struct Chunk {
     pub records: Vec<Named>,
 }
 
+impl Chunk {
+    /// The bytes of one of the chunk's ranges.
+    pub fn slice(&self, range: &Range<u32>) -> &[u8] {
+        &self.bytes[range.start as usize..range.end as usize]
+    }
+}
+
 /// One record after naming. Ranges point into [`Chunk::bytes`].
 #[derive(Clone, Debug)]
 pub struct Named {

@@ -104,3 +104,22 @@ pub enum Problem {
     /// Store, sink or route is not available; nothing was attempted. 503 + Retry-After.
     Unavailable(String),
 }
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Problem::BadRecord(text)
+            | Problem::KeyMissing(text)
+            | Problem::KeyInvalid(text)
+            | Problem::Refused(text)
+            | Problem::Late(text)
+            | Problem::Ahead(text)
+            | Problem::Unavailable(text) => f.write_str(text),
+            Problem::Mismatch => {
+                f.write_str("the key was settled with other content; use a new key for a new event")
+            }
+            Problem::InFlight => f.write_str("a record with this key is in flight; retry later"),
+            Problem::OutcomeUnknown => f.write_str("the outcome is not known yet; a retry with the same key is safe"),
+        }
+    }
+}

@@ -1,10 +1,18 @@
 //! A lane: one loop that turns a route's records into batches, one batch in flight at a time.
 
+pub(crate) mod judge;
+pub(crate) mod own;
+pub(crate) mod run;
+pub(crate) mod shard;
+pub(crate) mod works;
+
 use std::sync::Arc;
 
 use adapters::sink::ShardId;
+use dedup_store::Entry;
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::judge::{DeadLetterPolicy, LatePolicy, MismatchPolicy, RefusedPolicy, Rules};
 use crate::{naming::Chunk, outcome::Answer};
 
 /// What doors send to a lane.
@@ -37,6 +45,15 @@ pub enum ToLane {
         /// Answered once the lane holds nothing of them.
         reply: oneshot::Sender<()>,
     },
+    /// A fact without a row, for the sink's marks: a key taken back (P12), or an effect that happened outside (`Gate::once`).
+    Note {
+        /// The fact.
+        entry: Entry,
+        /// Answered once the marks hold it.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
+    /// Finish what is in the inbox, then end.
+    Stop,
 }
 
 /// A shard that the lane now owns.
@@ -69,7 +86,16 @@ pub enum FromLane {
         /// Where to; none: the route's start.
         position: Option<i64>,
     },
-    /// The lane gave the shard up (fenced, or the route says stop): do not read it any more.
+    /// Another owner has taken the shard over. If the group still assigns it here, assign it again; else leave it (P13).
+    Fenced {
+        /// Which partition.
+        slot: u32,
+        /// The new owner.
+        owner: String,
+        /// For the log and `/readyz`.
+        reason: String,
+    },
+    /// The lane gave the shard up (the route says stop): do not read it any more.
     Stopped {
         /// Which partition.
         slot: u32,

@@ -1,0 +1,352 @@
+//! Taking shards over, keeping them, losing them (P3 to P6, P13).
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use adapters::sink::{Acquire, Receipts, Resolution, RowOutcome, ShardId, ShardState, ShardStep, SinkError};
+use dedup_store::{Block, Settled};
+use tracing::{error, info, warn};
+
+use super::{
+    AssignedShard, FromLane,
+    run::{CALL_SLOT, Flight, Lane},
+    shard::{OwnedShard, Standing},
+};
+use crate::clock::wall_ms;
+
+const HEARTBEAT: Duration = Duration::from_secs(2);
+const EXPIRE_MARKS: Duration = Duration::from_secs(30);
+/// An owner whose heartbeat is older is dead. Three heartbeats, so that one slow commit does not count as death.
+pub(crate) const STALE_OWNER_MS: i64 = 6_000;
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MOST: Duration = Duration::from_secs(2);
+
+impl Lane {
+    /// Whether verdicts may be given: connected, owner of the call shard, and in the route's present history. Otherwise acquires
+    /// again until they may; callers hear at once that they may not. False if the lane is to end first.
+    pub(super) async fn ready(&mut self) -> bool {
+        let mut pause = RETRY_FIRST;
+        loop {
+            let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
+            let current = *self.route.history.read() == self.history;
+            if owns && current && !self.recheck && self.session.connected() {
+                return true;
+            }
+            match self.reacquire().await {
+                Ok(()) => return true,
+                Err(reason) => {
+                    self.route.set_trouble(self.id, Some(reason.clone()));
+                    self.answer_unavailable(&reason);
+                }
+            }
+            if self.stopping {
+                return false;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MOST);
+            self.take_in_all_offline();
+        }
+    }
+
+    fn take_in_all_offline(&mut self) {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(message) => self.take_in_offline(message),
+                Err(tokio::sync::mpsc::error::TryRecvError::Empty) => return,
+                Err(tokio::sync::mpsc::error::TryRecvError::Disconnected) => {
+                    self.stopping = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Verdicts wait until the lane has acquired its shards on a new connection (P6).
+    pub(super) fn mark_disconnected(&mut self, disconnected: bool) {
+        if self.disconnected != disconnected {
+            self.disconnected = disconnected;
+            if disconnected {
+                self.route.disconnected.fetch_add(1, Ordering::AcqRel);
+            } else {
+                self.route.disconnected.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Acquires all of the lane's shards, compares each with what is known here, and learns or rebuilds what differs, before
+    /// any verdict. The text says why it could not.
+    async fn reacquire(&mut self) -> Result<(), String> {
+        self.mark_disconnected(true);
+        let mut history = *self.route.history.read();
+        let mut rewind_all = history != self.history;
+        let mut relays: BTreeMap<u32, ShardId> =
+            self.slots.iter().filter(|(slot, _)| **slot != CALL_SLOT).map(|(slot, s)| (*slot, s.id.clone())).collect();
+        let mut wanted: Vec<(u32, ShardId, Acquire)> = Vec::new();
+        if let Some(id) = &self.call_shard {
+            wanted.push((CALL_SLOT, id.clone(), Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }));
+        }
+        while let Some((slot, id)) = relays.pop_first() {
+            wanted.push((slot, id, Acquire::Force));
+        }
+        if wanted.is_empty() {
+            wanted_nothing(&mut *self.session).await?;
+        }
+        'again: loop {
+            for (slot, id, how) in &wanted {
+                let states = self.session.acquire(std::slice::from_ref(id), how.clone()).await;
+                let state = one(states.map_err(|fault| fault.to_string())?, id)?;
+                let mine = self.slots.get(slot).map(|shard| shard.sequence);
+                let known = match mine {
+                    Some(sequence) if !rewind_all => sequence,
+                    _ => self.route.known_sequence(id),
+                };
+                let now_ms = wall_ms();
+                let standing = self.route.catch_up(&mut *self.session, &state, known, now_ms).await;
+                match standing.map_err(|fault| fault.to_string())? {
+                    Standing::Level => self.adopt(*slot, &state, rewind_all),
+                    Standing::SinkAhead => self.adopt(*slot, &state, true),
+                    Standing::Regressed => {
+                        error!(route = %self.route.name, lane = self.id, shard = %id, known, sink = state.sequence,
+                            "the sink went back: batches {} to {known} of the shard are lost there; a relay reads them again, \
+                             callers of the HTTP door have to send them again", state.sequence + 1);
+                        let rebuilt = self.route.rebuild(&mut *self.session, history, now_ms).await;
+                        history = rebuilt.map_err(|fault| fault.to_string())?;
+                        rewind_all = true;
+                        continue 'again;
+                    }
+                }
+            }
+            break;
+        }
+        if *self.route.history.read() != history {
+            return Err("the sink went back again while shards were acquired".into());
+        }
+        self.history = history;
+        self.recheck = false;
+        self.heartbeat_at = Instant::now();
+        self.mark_disconnected(false);
+        self.route.set_trouble(self.id, None);
+        Ok(())
+    }
+
+    /// The sink's word on a shard holds. `rewind`: what was read of it since is read again.
+    fn adopt(&mut self, slot: u32, state: &ShardState, rewind: bool) {
+        let Some(shard) = self.slots.get_mut(&slot) else {
+            self.slots.insert(slot, OwnedShard::new(state));
+            return;
+        };
+        shard.adopt(state);
+        if rewind && slot != CALL_SLOT {
+            self.next_generation += 1;
+            shard.rewind(self.next_generation);
+            self.tally.remove(&slot);
+            let seek = FromLane::Seek { slot, generation: shard.generation, position: shard.position };
+            if let Some(events) = &self.events {
+                drop(events.send(seek));
+            }
+        }
+    }
+
+    /// Partitions were assigned: fence them, learn their facts, say where to read on.
+    pub(super) async fn assign(&mut self, shards: Vec<(u32, ShardId)>) -> Result<Vec<AssignedShard>, String> {
+        if !self.session.connected() || self.recheck {
+            self.reacquire().await?;
+        }
+        let ids: Vec<ShardId> = shards.iter().map(|(_, id)| id.clone()).collect();
+        let states = match self.session.acquire(&ids, Acquire::Force).await {
+            Ok(states) => states,
+            Err(fault) => {
+                self.recheck |= !self.session.connected();
+                return Err(fault.to_string());
+            }
+        };
+        let mut assigned = Vec::with_capacity(shards.len());
+        for ((slot, id), state) in shards.into_iter().zip(states) {
+            let known = self.route.known_sequence(&id);
+            let standing = self.route.catch_up(&mut *self.session, &state, known, wall_ms()).await;
+            if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
+                error!(route = %self.route.name, lane = self.id, shard = %id, known, sink = state.sequence,
+                    "the sink went back: the shard's lost batches are read again");
+                let rebuilt = self.route.rebuild(&mut *self.session, self.history, wall_ms()).await;
+                rebuilt.map_err(|fault| fault.to_string())?;
+                // The lane's other shards belong to the lost history too.
+                self.recheck = true;
+            }
+            let mut shard = OwnedShard::new(&state);
+            self.next_generation += 1;
+            shard.rewind(self.next_generation);
+            assigned.push(AssignedShard { slot, generation: shard.generation, position: state.position });
+            self.tally.remove(&slot);
+            self.slots.insert(slot, shard);
+        }
+        Ok(assigned)
+    }
+
+    /// The shard is not this lane's any more: its records are dropped where they wait.
+    pub(super) fn drop_slot(&mut self, slot: u32) {
+        self.slots.remove(&slot);
+        self.tally.remove(&slot);
+    }
+
+    /// The relay stops reading a shard.
+    pub(super) fn stop_slot(&mut self, slot: u32, reason: &str) {
+        let Some(shard) = self.slots.get(&slot) else { return };
+        error!(route = %self.route.name, lane = self.id, shard = %shard.id, "stopped: {reason}");
+        self.drop_slot(slot);
+        if let Some(events) = &self.events {
+            drop(events.send(FromLane::Stopped { slot, reason: reason.into() }));
+        }
+    }
+
+    /// Another owner has taken a shard over.
+    pub(super) fn fenced(&mut self, shard: &str, owner: &str, epoch: i64) {
+        let slot = self.slots.iter().find(|(_, owned)| &*owned.id == shard).map(|(&slot, _)| slot);
+        let reason = format!("fenced: shard {shard} now belongs to {owner} (epoch {epoch})");
+        error!(route = %self.route.name, lane = self.id, "{reason}");
+        match slot {
+            Some(CALL_SLOT) => {
+                self.drop_slot(CALL_SLOT);
+                self.mark_disconnected(true);
+                self.route.set_trouble(self.id, Some(reason.clone()));
+                self.answer_unavailable(&reason);
+            }
+            Some(slot) => {
+                self.drop_slot(slot);
+                if let Some(events) = &self.events {
+                    drop(events.send(FromLane::Fenced { slot, owner: owner.into(), reason }));
+                }
+            }
+            None => self.recheck = true,
+        }
+    }
+
+    /// What is due while the lane is idle: heartbeats, expiry of marks, a new connection when the old one ended.
+    pub(super) async fn tick(&mut self) {
+        let idle_owner = self.slots.is_empty() && self.call_shard.is_none();
+        if idle_owner {
+            return;
+        }
+        let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
+        let current = *self.route.history.read() == self.history;
+        if !self.session.connected() || self.recheck || !owns || !current {
+            if let Err(reason) = self.reacquire().await {
+                self.route.set_trouble(self.id, Some(reason));
+            }
+            return;
+        }
+        let owned: Vec<(ShardId, i64)> = self.slots.values().map(|shard| (shard.id.clone(), shard.epoch)).collect();
+        let floor = self.route.store.floors(wall_ms()).retire_ms;
+        let done = if self.expired_at.elapsed() >= EXPIRE_MARKS && floor > i64::MIN {
+            self.expired_at = Instant::now();
+            match self.session.expire_marks(&owned, floor).await {
+                Ok(gone) => {
+                    if gone > 0 {
+                        info!(route = %self.route.name, lane = self.id, gone, "marks expired");
+                    }
+                    self.slots.values_mut().for_each(|shard| shard.floor_ms = shard.floor_ms.max(floor));
+                    Ok(())
+                }
+                Err(fault) => Err(fault),
+            }
+        } else if self.heartbeat_at.elapsed() >= HEARTBEAT {
+            self.heartbeat_at = Instant::now();
+            self.session.heartbeat(&owned).await
+        } else {
+            Ok(())
+        };
+        match done {
+            Ok(()) => {}
+            Err(SinkError::Fenced { shard, owner, epoch }) => self.fenced(&shard, &owner, epoch),
+            Err(fault) => warn!(route = %self.route.name, lane = self.id, "{fault}"),
+        }
+    }
+
+    /// After `Unknown`: asks until it is known (P5). Answers with receipts and facts if the batch is in.
+    pub(super) async fn resolve(&mut self, flight: &mut Flight) -> Option<(Receipts, Vec<Block>)> {
+        // Whatever comes out, the connection is a new one: all other shards are compared before the next verdict.
+        self.recheck = true;
+        self.mark_disconnected(true);
+        let mut pause = RETRY_FIRST;
+        loop {
+            let still: Vec<bool> = flight.slots.iter().map(|slot| self.slots.contains_key(slot)).collect();
+            if !still.contains(&true) {
+                // Handed over meanwhile: the next owner fences the shard and learns from its marks what became of the batch.
+                return None;
+            }
+            let steps: Vec<ShardStep> =
+                flight.steps.iter().zip(&still).filter(|(_, still)| **still).map(|(step, _)| step.clone()).collect();
+            match self.session.resolve(&steps).await {
+                Ok((resolution, states)) => {
+                    for state in &states {
+                        let owned = self.slots.values_mut().find(|shard| shard.id == state.shard);
+                        if let Some(shard) = owned {
+                            shard.epoch = state.epoch;
+                        }
+                    }
+                    return match resolution {
+                        Resolution::NotApplied => {
+                            info!(route = %self.route.name, lane = self.id, "the unknown batch is surely not in the sink");
+                            None
+                        }
+                        Resolution::Applied(marks) => {
+                            info!(route = %self.route.name, lane = self.id, "the unknown batch is in the sink");
+                            self.read_back(flight, &steps, marks)
+                        }
+                    };
+                }
+                Err(fault) => {
+                    self.route.set_trouble(self.id, Some(format!("asking what became of a batch: {fault}")));
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MOST);
+            self.take_in_all_offline();
+        }
+    }
+
+    /// Outcomes of an applied batch, as its marks tell them.
+    fn read_back(
+        &self,
+        flight: &Flight,
+        steps: &[ShardStep],
+        marks: Vec<(usize, adapters::sink::Mark)>,
+    ) -> Option<(Receipts, Vec<Block>)> {
+        let mut blocks = Vec::with_capacity(marks.len());
+        for (step, mark) in marks {
+            match self.route.unpack(&steps[step].shard, &mark) {
+                Ok(block) => blocks.push(block),
+                Err(fault) => error!(route = %self.route.name, lane = self.id, "{fault}"),
+            }
+        }
+        let settled: hashbrown::HashMap<_, Settled> =
+            blocks.iter().flat_map(|block| &block.entries).map(|entry| (entry.fingerprint, entry.settled)).collect();
+        let lost = || "refused by the sink; the reason was lost with the connection".to_owned();
+        let rows = flight.rows.iter().map(|record| {
+            match record.named().fingerprint.and_then(|fingerprint| settled.get(&fingerprint)) {
+                Some(Settled::Written) => RowOutcome::Written,
+                Some(Settled::Updated) => RowOutcome::Updated,
+                Some(Settled::Stale) => RowOutcome::Stale,
+                // A row without an entry was refused and its key left free.
+                Some(Settled::Rejected | Settled::DeadLettered | Settled::Forgotten) | None => {
+                    RowOutcome::Refused { reason: lost() }
+                }
+            }
+        });
+        Some((Receipts { rows: rows.collect() }, blocks))
+    }
+}
+
+/// A lane without shards still connects, so that it can say whether the sink is there.
+async fn wanted_nothing(session: &mut dyn adapters::sink::Session) -> Result<(), String> {
+    session.acquire(&[], Acquire::Force).await.map(drop).map_err(|fault| fault.to_string())
+}
+
+fn one(mut states: Vec<ShardState>, id: &ShardId) -> Result<ShardState, String> {
+    match states.pop() {
+        Some(state) if states.is_empty() && state.shard == *id => Ok(state),
+        _ => Err(format!("the sink did not answer for shard {id}")),
+    }
+}

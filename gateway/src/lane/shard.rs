@@ -1,0 +1,224 @@
+//! A shard as the lane that owns it sees it: epoch, sequence, and how far its records have outcomes. Pure.
+
+use std::collections::BTreeSet;
+
+use adapters::sink::{ShardId, ShardState, ShardStep};
+use dedup_store::Checkpoint;
+
+/// One owned shard.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedShard {
+    pub(crate) id: ShardId,
+    pub(crate) epoch: i64,
+    /// Of the last batch settled.
+    pub(crate) sequence: i64,
+    /// The position that the sink holds.
+    pub(crate) position: Option<i64>,
+    pub(crate) watermark_ms: i64,
+    /// Facts below it are forgotten (P11).
+    pub(crate) floor_ms: i64,
+    /// Counts up at each seek: records of older generations are not this shard's any more.
+    pub(crate) generation: u64,
+    /// Offset after the last record that was taken up; its batch gives each record before it an outcome, but for the parked.
+    taken: Option<i64>,
+    /// Offsets that were taken up and wait for another record's outcome: the position stops at the first (rule 8).
+    parked: BTreeSet<i64>,
+}
+
+/// How a shard's state in the sink relates to what its owner (or the store) knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// The same batch was the last.
+    Level,
+    /// The sink holds batches that are not known here: learn their marks.
+    SinkAhead,
+    /// The sink went back (P6).
+    Regressed,
+}
+
+/// Compares the last sequence known here with the sink's.
+pub(crate) fn standing(known: i64, sink: i64) -> Standing {
+    match sink.cmp(&known) {
+        std::cmp::Ordering::Equal => Standing::Level,
+        std::cmp::Ordering::Greater => Standing::SinkAhead,
+        std::cmp::Ordering::Less => Standing::Regressed,
+    }
+}
+
+impl OwnedShard {
+    pub(crate) fn new(state: &ShardState) -> Self {
+        Self {
+            id: state.shard.clone(),
+            epoch: state.epoch,
+            sequence: state.sequence,
+            position: state.position,
+            watermark_ms: state.watermark_ms,
+            floor_ms: state.floor_ms,
+            generation: 0,
+            taken: None,
+            parked: BTreeSet::new(),
+        }
+    }
+
+    /// The sink's word after a new acquire; everything taken from the source since is forgotten.
+    pub(crate) fn adopt(&mut self, state: &ShardState) {
+        self.epoch = state.epoch;
+        self.sequence = state.sequence;
+        self.position = state.position;
+        self.watermark_ms = state.watermark_ms;
+        self.floor_ms = state.floor_ms;
+    }
+
+    /// The source is read again from the sink's position.
+    pub(crate) fn rewind(&mut self, generation: u64) {
+        self.generation = generation;
+        self.taken = None;
+        self.parked.clear();
+    }
+
+    /// Below what nothing new is admitted: max(W - lateness, floor + window) (P11).
+    pub(crate) fn admission_ms(&self, lateness_ms: i64, window_ms: i64) -> i64 {
+        let by_watermark = self.watermark_ms.saturating_sub(lateness_ms);
+        let by_floor =
+            if self.floor_ms == i64::MIN { i64::MIN } else { self.floor_ms.saturating_add(window_ms) };
+        by_watermark.max(by_floor)
+    }
+
+    /// A record at or below the settled position was settled before: no second outcome (P7.1).
+    pub(crate) fn is_replay(&self, offset: i64) -> bool {
+        self.position.is_some_and(|position| offset < position)
+    }
+
+    /// `offset` is taken up: the batch being built gives it its outcome, unless it is parked.
+    pub(crate) fn take(&mut self, offset: i64) {
+        self.taken = Some(self.taken.map_or(offset + 1, |taken| taken.max(offset + 1)));
+        if !self.parked.is_empty() {
+            self.parked.remove(&offset);
+        }
+    }
+
+    /// `offset` waits for another record's outcome.
+    pub(crate) fn park(&mut self, offset: i64) {
+        self.parked.insert(offset);
+    }
+
+    /// The batch is cut again: records from `offset` on are not taken up yet.
+    pub(crate) fn give_back(&mut self, offset: i64) {
+        if self.taken.is_some_and(|taken| taken > offset) {
+            self.taken = Some(offset);
+        }
+    }
+
+    /// Next offset to read once everything finished is durable: the contiguous prefix.
+    pub(crate) fn prefix(&self) -> Option<i64> {
+        let prefix = match (self.parked.first().copied(), self.taken) {
+            (Some(parked), Some(taken)) => Some(parked.min(taken)),
+            (parked, taken) => parked.or(taken),
+        };
+        match (prefix, self.position) {
+            (Some(prefix), Some(position)) => Some(prefix.max(position)),
+            (prefix, position) => prefix.or(position),
+        }
+    }
+
+    /// The step of the next batch.
+    pub(crate) fn step(&self, seen_ms: Option<i64>) -> ShardStep {
+        ShardStep {
+            shard: self.id.clone(),
+            epoch: self.epoch,
+            sequence: self.sequence + 1,
+            position: self.prefix(),
+            watermark_ms: seen_ms.map_or(self.watermark_ms, |seen| seen.max(self.watermark_ms)),
+        }
+    }
+
+    /// The batch of `step` is in.
+    pub(crate) fn advance(&mut self, step: &ShardStep) {
+        self.sequence = step.sequence;
+        self.position = step.position;
+        self.watermark_ms = step.watermark_ms;
+    }
+
+    /// What the store is to know of it.
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
+            shard: self.id.clone(),
+            sequence: self.sequence,
+            position: self.position,
+            watermark_ms: self.watermark_ms,
+            floor_ms: self.floor_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard() -> OwnedShard {
+        OwnedShard::new(&ShardState {
+            shard: "kafka/c/t/0".into(),
+            epoch: 1,
+            sequence: 4,
+            position: Some(100),
+            watermark_ms: 1_000,
+            floor_ms: i64::MIN,
+        })
+    }
+
+    #[test]
+    fn rule8_the_position_covers_the_contiguous_prefix_only() {
+        let mut shard = shard();
+        for offset in 100..105 {
+            shard.take(offset);
+        }
+        shard.park(102);
+        shard.park(104);
+        assert_eq!(shard.prefix(), Some(102), "102 has no outcome yet");
+        shard.take(104);
+        assert_eq!(shard.prefix(), Some(102));
+        shard.take(102);
+        assert_eq!(shard.prefix(), Some(105));
+        shard.give_back(103);
+        assert_eq!(shard.prefix(), Some(103));
+    }
+
+    #[test]
+    fn gaps_in_offsets_do_not_hold_the_prefix_back() {
+        let mut shard = shard();
+        shard.take(107); // compacted and transactional topics skip offsets
+        assert_eq!(shard.prefix(), Some(108));
+    }
+
+    #[test]
+    fn p7_a_record_below_the_settled_position_is_a_replay() {
+        assert!(shard().is_replay(99));
+        assert!(!shard().is_replay(100));
+    }
+
+    #[test]
+    fn p11_admission_is_the_higher_of_watermark_and_forgotten_floor() {
+        let mut shard = shard();
+        assert_eq!(shard.admission_ms(100, 500), 900);
+        shard.floor_ms = 800;
+        assert_eq!(shard.admission_ms(100, 500), 1_300);
+    }
+
+    #[test]
+    fn p6_a_lower_sequence_in_the_sink_is_a_regression() {
+        assert_eq!(standing(4, 4), Standing::Level);
+        assert_eq!(standing(4, 6), Standing::SinkAhead);
+        assert_eq!(standing(4, 3), Standing::Regressed);
+    }
+
+    #[test]
+    fn a_rewind_forgets_what_was_taken() {
+        let mut shard = shard();
+        shard.take(100);
+        shard.park(100);
+        shard.take(101);
+        shard.rewind(1);
+        assert_eq!(shard.prefix(), Some(100));
+        assert_eq!(shard.generation, 1);
+    }
+}

@@ -1,0 +1,218 @@
+//! What a route's lanes and doors share: store, sink, rules, floors, and whether verdicts may be given.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    sync::atomic::{AtomicI64, AtomicUsize, Ordering},
+};
+
+use adapters::sink::{Mark, Session, ShardId, ShardState, Sink, SinkError};
+use dedup_store::{Block, Checkpoint, Hasher, Store, StoreError};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use crate::{clock::ArrivalClock, lane::Rules, lane::shard::{Standing, standing}, metrics::RouteMetrics};
+
+/// One route at work.
+pub(crate) struct Route {
+    pub(crate) name: Arc<str>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) hasher: Hasher,
+    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) rules: Rules,
+    pub(crate) metrics: Arc<RouteMetrics>,
+    pub(crate) clock: ArrivalClock,
+    /// A key was settled or released: parked records may go on.
+    pub(crate) changed: Notify,
+    /// How often the sink went back (P6). Held for reading while a lane settles, for writing while the store is rebuilt, so
+    /// that nothing of the lost history is settled into the rebuilt store.
+    pub(crate) history: RwLock<u64>,
+    /// One rebuild at a time.
+    rebuild: tokio::sync::Mutex<()>,
+    /// Lanes without a connection: verdicts wait (P6).
+    pub(crate) disconnected: AtomicUsize,
+    /// Why lanes are not ready, by lane.
+    trouble: Mutex<BTreeMap<u32, String>>,
+    /// Admission floor of the arrival clock, ms.
+    pub(crate) admission_ms: AtomicI64,
+}
+
+/// Why facts could not be learnt.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LearnError {
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    #[error("mark {sequence} of shard {shard}: {fault}; the sink's oncegate_marks row is damaged: restore it, or discard the \
+             route's bookkeeping")]
+    Mark { shard: String, sequence: i64, fault: dedup_store::BlockError },
+}
+
+impl Route {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn new(
+        name: Arc<str>,
+        store: Arc<Store>,
+        hasher: Hasher,
+        sink: Arc<dyn Sink>,
+        rules: Rules,
+        metrics: Arc<RouteMetrics>,
+        clock: ArrivalClock,
+    ) -> Self {
+        Self {
+            name,
+            store,
+            hasher,
+            sink,
+            rules,
+            metrics,
+            clock,
+            changed: Notify::new(),
+            history: RwLock::new(0),
+            rebuild: tokio::sync::Mutex::new(()),
+            disconnected: AtomicUsize::new(0),
+            trouble: Mutex::new(BTreeMap::new()),
+            admission_ms: AtomicI64::new(i64::MIN),
+        }
+    }
+
+    /// The reason why a lane is not ready, or that it is.
+    pub(crate) fn set_trouble(&self, lane: u32, reason: Option<String>) {
+        let mut trouble = self.trouble.lock();
+        match reason {
+            Some(reason) => {
+                if trouble.get(&lane) != Some(&reason) {
+                    warn!(route = %self.name, lane, "{reason}");
+                    trouble.insert(lane, reason);
+                }
+            }
+            None => {
+                if trouble.remove(&lane).is_some() {
+                    info!(route = %self.name, lane, "ready again");
+                }
+            }
+        }
+    }
+
+    /// Why the route cannot give verdicts now, if so.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().values().next().cloned()
+    }
+
+    /// The same, of one lane.
+    pub(crate) fn trouble_of(&self, lane: u32) -> Option<String> {
+        self.trouble.lock().get(&lane).cloned()
+    }
+
+    /// Whether verdicts may be given: every lane sees its sink.
+    pub(crate) fn verdicts_open(&self) -> bool {
+        self.disconnected.load(Ordering::Acquire) == 0
+    }
+
+    /// What the store knows of a shard: the last sequence.
+    pub(crate) fn known_sequence(&self, shard: &str) -> i64 {
+        self.store.checkpoint(shard).map_or(0, |checkpoint| checkpoint.sequence)
+    }
+
+    /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many, and the last sequence.
+    async fn learn_marks(
+        &self,
+        session: &mut dyn Session,
+        shard: &ShardId,
+        from: i64,
+        now_ms: i64,
+    ) -> Result<(u64, i64), LearnError> {
+        let mut at = from;
+        let mut facts = 0;
+        loop {
+            let marks = session.marks_since(shard, at).await?;
+            let Some(last) = marks.last() else { return Ok((facts, at)) };
+            at = last.sequence;
+            let blocks = marks.iter().map(|mark| self.unpack(shard, mark)).collect::<Result<Vec<_>, _>>()?;
+            facts += blocks.iter().map(|block| block.entries.len() as u64).sum::<u64>();
+            let checkpoint = Checkpoint {
+                shard: shard.clone(),
+                sequence: at,
+                position: None,
+                watermark_ms: i64::MIN,
+                floor_ms: i64::MIN,
+            };
+            self.store.settle(&[checkpoint], &blocks, now_ms)?;
+        }
+    }
+
+    /// Learns what `state`'s shard settled above `from`, and its checkpoint.
+    async fn learn(
+        &self,
+        session: &mut dyn Session,
+        state: &ShardState,
+        from: i64,
+        now_ms: i64,
+    ) -> Result<u64, LearnError> {
+        let (facts, _) = self.learn_marks(session, &state.shard, from, now_ms).await?;
+        let checkpoint = Checkpoint {
+            shard: state.shard.clone(),
+            sequence: state.sequence,
+            position: state.position,
+            watermark_ms: state.watermark_ms,
+            floor_ms: state.floor_ms,
+        };
+        self.store.settle(&[checkpoint], &[], now_ms)?;
+        Ok(facts)
+    }
+
+    /// A mark's block, checked.
+    pub(crate) fn unpack(&self, shard: &ShardId, mark: &Mark) -> Result<Block, LearnError> {
+        Block::decode(&self.hasher, shard, mark.sequence, mark.block.clone())
+            .map_err(|fault| LearnError::Mark { shard: shard.to_string(), sequence: mark.sequence, fault })
+    }
+
+    /// The sink went back (P6): forget everything, floors included, and learn it again from all of the route's marks.
+    /// `seen` is the caller's view of [`Route::history`]: if another lane rebuilt meanwhile, nothing is left to do. Answers with
+    /// the history that is now in force.
+    pub(crate) async fn rebuild(&self, session: &mut dyn Session, seen: u64, now_ms: i64) -> Result<u64, LearnError> {
+        let _one = self.rebuild.lock().await;
+        if *self.history.read() != seen {
+            return Ok(*self.history.read());
+        }
+        {
+            let mut history = self.history.write();
+            self.store.discard()?;
+            *history += 1;
+        }
+        let mut facts = 0;
+        // Only marks are read here: a shard's owner adopts its row when it acquires it again.
+        for shard in session.shards("").await? {
+            facts += self.learn_marks(session, &shard, 0, now_ms).await?.0;
+        }
+        warn!(route = %self.name, facts, "the sink went back: the store was discarded and rebuilt from the sink's marks");
+        Ok(*self.history.read())
+    }
+
+    /// Brings the store level with one acquired shard; says how the two stood.
+    pub(crate) async fn catch_up(
+        &self,
+        session: &mut dyn Session,
+        state: &ShardState,
+        known: i64,
+        now_ms: i64,
+    ) -> Result<Standing, LearnError> {
+        let standing = standing(known, state.sequence);
+        match standing {
+            Standing::Level => {
+                if self.store.checkpoint(&state.shard).is_none() {
+                    self.learn(session, state, known, now_ms).await?;
+                }
+            }
+            Standing::SinkAhead => {
+                let facts = self.learn(session, state, known, now_ms).await?;
+                info!(route = %self.name, shard = %state.shard, from = known, to = state.sequence, facts,
+                      "learnt facts from the sink's marks");
+            }
+            Standing::Regressed => {}
+        }
+        Ok(standing)
+    }
+}
