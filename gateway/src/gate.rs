@@ -1,32 +1,4 @@
 //! One route at work: [`Gate`]. Doors and library calls go through it alike.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use adapters::{sink::Mode, sqlite::{SqliteConfig, SqliteSink}};
-//! use oncegate::{gate::{Gate, Payload}, key::KeySpec, outcome::Outcome};
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
-//! let sink = SqliteSink::new(SqliteConfig {
-//!     create: Some("CREATE TABLE orders (id TEXT PRIMARY KEY, amount INTEGER)".into()),
-//!     row_key: vec!["id".into()],
-//!     ..SqliteConfig::new(folder.path().join("orders.db"), "orders", Mode::Insert)
-//! })?;
-//! let gate = Gate::builder(oncegate::gate::memory_store())
-//!     .key(KeySpec::pointers(["/id"])?)
-//!     .sink(Arc::new(sink))
-//!     .build()
-//!     .await?;
-//!
-//! let first = gate.submit(Payload(br#"{"id":"a1","amount":5}"#)).await;
-//! let copy = gate.submit(Payload(br#"{"id":"a1","amount":5}"#)).await;
-//! assert_eq!(first.outcome, Outcome::Written);
-//! assert_eq!(copy.outcome, Outcome::Duplicate);
-//! gate.close().await;
-//! # Ok(())
-//! # }
-//! ```
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -37,7 +9,9 @@ use adapters::{
     dead_letters::DeadLetters,
     sink::{Acquire, Misfit, RouteRow, Session, ShardId, ShardState, Sink, SinkError},
 };
-use dedup_store::{Algorithm, Digest, Entry, Fingerprint, Identity, Settled, Store, StoreError, StoreOptions};
+use dedup_store::{
+    Algorithm, Digest, Entry, Fingerprint, Identity, Settled, Store, StoreError, StoreOptions,
+};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -51,7 +25,7 @@ use crate::{
     key::{KeySpec, effect_fingerprint},
     lane::{
         FromLane, LaneHandle, Rules, ToLane,
-        judge::{MismatchPolicy, Via, judge_unwritable, Fate},
+        judge::{Fate, MismatchPolicy, Via, judge_unwritable},
         own::STALE_OWNER_MS,
         run::Lane,
         shard::OwnedShard,
@@ -220,7 +194,6 @@ impl GateBuilder {
             self.name.as_str().into(),
             Arc::new(self.store),
             hasher,
-            sink.clone(),
             rules,
             metrics,
             ArrivalClock::new(),
@@ -239,11 +212,8 @@ impl GateBuilder {
             let events = relay.then(|| events.clone());
             let letters = self.letters.as_ref().filter(|_| relay).map(|letters| letters());
             let session = sink.session(&self.name, &self.owner);
-            let mut lane = Lane::new(id, route.clone(), session, inbox, events, letters, shard);
-            // Shards of lanes that are not configured any more stay fenced, and their marks expire, in the first lane's care.
-            for (at, state) in others.take().into_iter().flatten().enumerate() {
-                lane.slots.insert(u32::MAX - 1 - at as u32, OwnedShard::new(&state));
-            }
+            let others = others.take().into_iter().flatten().map(|state| OwnedShard::new(&state)).collect();
+            let lane = Lane::new(id, route.clone(), session, inbox, events, letters, shard, others);
             handles.push(LaneHandle { queue });
             tasks.push(tokio::spawn(lane.run()));
         }
@@ -286,7 +256,8 @@ impl GateBuilder {
                 secret: proposed.secret.to_vec(),
             })
             .await?;
-        let damaged = || BuildError::one("the route's row in oncegate_routes is damaged", "restore it from a backup");
+        let damaged =
+            || BuildError::one("the route's row in oncegate_routes is damaged", "restore it from a backup");
         let kept = Identity {
             route_id: row.route_id.as_slice().try_into().map_err(|_| damaged())?,
             key_spec_id: row.key_spec_id as u64,
@@ -298,7 +269,10 @@ impl GateBuilder {
             secret: row.secret.as_slice().try_into().map_err(|_| damaged())?,
         };
         let differs = |what: &str, remedy: &str| {
-            Err(BuildError::one(format!("route {:?}: {what} differs from the one that its facts were made with", self.name), remedy))
+            Err(BuildError::one(
+                format!("route {:?}: {what} differs from the one that its facts were made with", self.name),
+                remedy,
+            ))
         };
         if kept.key_spec_id != key_spec_id {
             return differs(
@@ -371,7 +345,12 @@ impl Opening<'_> {
             match session.acquire(std::slice::from_ref(shard), how).await {
                 Ok(mut states) => match states.pop() {
                     Some(state) => return Ok(state),
-                    None => return Err(BuildError::one(format!("the sink did not answer for shard {shard}"), "report it")),
+                    None => {
+                        return Err(BuildError::one(
+                            format!("the sink did not answer for shard {shard}"),
+                            "report it",
+                        ));
+                    }
                 },
                 Err(fault @ SinkError::Held { .. }) => {
                     if let Some(told) = self.on_wait {
@@ -443,7 +422,9 @@ pub enum OnceError<E> {
     Effect(E),
     /// An earlier run began the effect and did not end it (a crash, a dropped future): ask the target whether it happened, then
     /// call [`Gate::resolve_once`].
-    #[error("an earlier run began the effect and its end is unknown; find out whether it happened, then say so with resolve_once")]
+    #[error(
+        "an earlier run began the effect and its end is unknown; find out whether it happened, then say so with resolve_once"
+    )]
     Unknown,
     /// Another call runs the effect now.
     #[error("the effect is running in another call; try again later")]
@@ -523,14 +504,18 @@ impl Gate {
         store.claim(EFFECT_LANE, i64::MAX, &[item], &mut verdicts).map_err(unavailable)?;
         match verdicts.first() {
             Some(dedup_store::Verdict::New { .. }) => {}
-            Some(dedup_store::Verdict::Duplicate(_) | dedup_store::Verdict::Mismatch(_)) => return Ok(Once::Already),
+            Some(dedup_store::Verdict::Duplicate(_) | dedup_store::Verdict::Mismatch(_)) => {
+                return Ok(Once::Already);
+            }
             _ => return Err(OnceError::InFlight),
         }
         let claim = Claim { route: inner.route.clone(), fingerprint };
         if store.effect_pending(&fingerprint).map_err(unavailable)? {
             return Err(OnceError::Unknown);
         }
-        self.durable(move |store| store.begin_effect(&fingerprint).map(drop)).await.map_err(OnceError::Unavailable)?;
+        self.durable(move |store| store.begin_effect(&fingerprint).map(drop))
+            .await
+            .map_err(OnceError::Unavailable)?;
         match effect().await {
             Ok(value) => {
                 self.note(fingerprint, Settled::Written, now_ms).await.map_err(OnceError::Unavailable)?;
@@ -569,7 +554,10 @@ impl Gate {
         answer.await.map_err(|_| ended())?
     }
 
-    async fn durable(&self, work: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static) -> Result<(), String> {
+    async fn durable(
+        &self,
+        work: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static,
+    ) -> Result<(), String> {
         let store = self.0.route.store.clone();
         let done = tokio::task::spawn_blocking(move || work(&store)).await;
         done.map_err(|fault| fault.to_string())?.map_err(|fault| fault.to_string())
@@ -593,7 +581,8 @@ impl Gate {
                 warn!(route = %self.0.route.name, "a lane failed: {fault}");
             }
         }
-        if let Err(fault) = self.durable(Store::sync).await {
+        if let Err(fault) = self.durable(|store| store.wait_durable(store.settle(&[], &[], wall_ms())?)).await
+        {
             warn!(route = %self.0.route.name, "{fault}");
         }
     }
@@ -715,7 +704,11 @@ impl Submit for Gate {
                 },
                 (None, Some(fingerprint)) => {
                     // Verdicts wait while a lane has no connection (P6).
-                    let known = if route.verdicts_open() { route.store.peek(&fingerprint).ok()?? } else { return None };
+                    let known = if route.verdicts_open() {
+                        route.store.peek(&fingerprint).ok()??
+                    } else {
+                        return None;
+                    };
                     if known.digest == named.digest || route.rules.mismatch == MismatchPolicy::Ignore {
                         (Outcome::Duplicate, Some(known.settled), None)
                     } else {
@@ -740,7 +733,8 @@ impl Submit for Gate {
             Some((lane, chunk, places)) if cut.is_empty() && places.is_empty() => self.ask(lane, chunk).await,
             last => {
                 let parts = cut.into_iter().chain(last);
-                let asked = parts.map(|(lane, chunk, places)| async move { (self.ask(lane, chunk).await, places) });
+                let asked =
+                    parts.map(|(lane, chunk, places)| async move { (self.ask(lane, chunk).await, places) });
                 let mut placed: Vec<(usize, Answer)> = futures_util::future::join_all(asked)
                     .await
                     .into_iter()
@@ -770,11 +764,10 @@ async fn maintain(route: std::sync::Weak<Route>) {
         let Some(route) = route.upgrade() else { return };
         let window_ms = route.rules.window_ms;
         let store = route.store.clone();
-        let expired = tokio::task::spawn_blocking(move || (store.expire(wall_ms()), store.stats())).await;
-        let Ok((Ok(floors), stats)) = expired else { continue };
+        let expired = tokio::task::spawn_blocking(move || store.expire(wall_ms())).await;
+        let Ok(Ok(floors)) = expired else { continue };
         if floors.retire_ms > i64::MIN {
             route.admission_ms.store(floors.retire_ms.saturating_add(window_ms), Ordering::Relaxed);
         }
-        route.metrics.store(stats.keys, stats.disk_bytes, stats.memory_bytes);
     }
 }

@@ -1,1 +1,3 @@
+//! The gateway program.
+
 fn main() {}

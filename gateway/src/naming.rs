@@ -97,6 +97,19 @@ impl Chunk {
     pub fn slice(&self, range: &Range<u32>) -> &[u8] {
         &self.bytes[range.start as usize..range.end as usize]
     }
+
+    /// Appends record `at` of `other`, with its bytes.
+    pub fn copy_from(&mut self, other: &Chunk, at: usize) {
+        let mut named = other.records[at].clone();
+        for range in
+            [Some(&mut named.row), Some(&mut named.row_key), named.payload.as_mut()].into_iter().flatten()
+        {
+            let start = self.bytes.len() as u32;
+            self.bytes.extend_from_slice(&other.bytes[range.start as usize..range.end as usize]);
+            *range = start..self.bytes.len() as u32;
+        }
+        self.records.push(named);
+    }
 }
 
 /// One record after naming. Ranges point into [`Chunk::bytes`].

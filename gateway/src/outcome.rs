@@ -119,7 +119,9 @@ impl std::fmt::Display for Problem {
                 f.write_str("the key was settled with other content; use a new key for a new event")
             }
             Problem::InFlight => f.write_str("a record with this key is in flight; retry later"),
-            Problem::OutcomeUnknown => f.write_str("the outcome is not known yet; a retry with the same key is safe"),
+            Problem::OutcomeUnknown => {
+                f.write_str("the outcome is not known yet; a retry with the same key is safe")
+            }
         }
     }
 }

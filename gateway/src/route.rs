@@ -6,20 +6,24 @@ use std::{
     sync::atomic::{AtomicI64, AtomicUsize, Ordering},
 };
 
-use adapters::sink::{Mark, Session, ShardId, ShardState, Sink, SinkError};
+use adapters::sink::{Mark, Session, ShardId, ShardState, SinkError};
 use dedup_store::{Block, Checkpoint, Hasher, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::{clock::ArrivalClock, lane::Rules, lane::shard::{Standing, standing}, metrics::RouteMetrics};
+use crate::{
+    clock::ArrivalClock,
+    lane::Rules,
+    lane::shard::{Standing, standing},
+    metrics::RouteMetrics,
+};
 
 /// One route at work.
 pub(crate) struct Route {
     pub(crate) name: Arc<str>,
     pub(crate) store: Arc<Store>,
     pub(crate) hasher: Hasher,
-    pub(crate) sink: Arc<dyn Sink>,
     pub(crate) rules: Rules,
     pub(crate) metrics: Arc<RouteMetrics>,
     pub(crate) clock: ArrivalClock,
@@ -45,18 +49,18 @@ pub(crate) enum LearnError {
     Sink(#[from] SinkError),
     #[error("{0}")]
     Store(#[from] StoreError),
-    #[error("mark {sequence} of shard {shard}: {fault}; the sink's oncegate_marks row is damaged: restore it, or discard the \
-             route's bookkeeping")]
+    #[error(
+        "mark {sequence} of shard {shard}: {fault}; the sink's oncegate_marks row is damaged: restore it, or discard the \
+             route's bookkeeping"
+    )]
     Mark { shard: String, sequence: i64, fault: dedup_store::BlockError },
 }
 
 impl Route {
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         name: Arc<str>,
         store: Arc<Store>,
         hasher: Hasher,
-        sink: Arc<dyn Sink>,
         rules: Rules,
         metrics: Arc<RouteMetrics>,
         clock: ArrivalClock,
@@ -65,7 +69,6 @@ impl Route {
             name,
             store,
             hasher,
-            sink,
             rules,
             metrics,
             clock,
@@ -99,11 +102,6 @@ impl Route {
     /// Why the route cannot give verdicts now, if so.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.trouble.lock().values().next().cloned()
-    }
-
-    /// The same, of one lane.
-    pub(crate) fn trouble_of(&self, lane: u32) -> Option<String> {
-        self.trouble.lock().get(&lane).cloned()
     }
 
     /// Whether verdicts may be given: every lane sees its sink.
@@ -143,6 +141,17 @@ impl Route {
         }
     }
 
+    /// Learns the marks of a shard that is not owned here.
+    pub(crate) async fn learn_marks_of(
+        &self,
+        session: &mut dyn Session,
+        shard: &ShardId,
+        now_ms: i64,
+    ) -> Result<u64, LearnError> {
+        let known = self.known_sequence(shard);
+        Ok(self.learn_marks(session, shard, known, now_ms).await?.0)
+    }
+
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
     async fn learn(
         &self,
@@ -172,7 +181,12 @@ impl Route {
     /// The sink went back (P6): forget everything, floors included, and learn it again from all of the route's marks.
     /// `seen` is the caller's view of [`Route::history`]: if another lane rebuilt meanwhile, nothing is left to do. Answers with
     /// the history that is now in force.
-    pub(crate) async fn rebuild(&self, session: &mut dyn Session, seen: u64, now_ms: i64) -> Result<u64, LearnError> {
+    pub(crate) async fn rebuild(
+        &self,
+        session: &mut dyn Session,
+        seen: u64,
+        now_ms: i64,
+    ) -> Result<u64, LearnError> {
         let _one = self.rebuild.lock().await;
         if *self.history.read() != seen {
             return Ok(*self.history.read());

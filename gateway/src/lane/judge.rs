@@ -10,7 +10,7 @@ use crate::{
 
 /// Which door a record came through: decides what happens to a record that cannot be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Via {
+pub(crate) enum Via {
     /// HTTP or the library: the caller is told and keeps the record.
     Call,
     /// A Kafka partition: nobody can be told, so the record goes to the dead letters.
@@ -92,9 +92,32 @@ pub struct Rules {
     pub max_ahead_ms: i64,
 }
 
+impl Default for Rules {
+    /// The defaults of the option table, for the arrival clock.
+    fn default() -> Self {
+        Self {
+            mode: Mode::Insert,
+            mismatch: MismatchPolicy::Reject,
+            late_call: LatePolicy::Reject,
+            late_relay: LatePolicy::DeadLetter,
+            dead_letters: DeadLetterPolicy::Sink,
+            refused: RefusedPolicy::Free,
+            pass_unchecked: false,
+            key_within_row_key: false,
+            max_records: 10_000,
+            max_bytes: 16 << 20,
+            linger_ms: 0,
+            wait_ms: 5_000,
+            lateness_ms: 0,
+            window_ms: 86_400_000,
+            max_ahead_ms: 300_000,
+        }
+    }
+}
+
 impl Rules {
     /// The late policy that holds for records that came through `via`.
-    pub fn late(&self, via: Via) -> LatePolicy {
+    pub(crate) fn late(&self, via: Via) -> LatePolicy {
         match via {
             Via::Call => self.late_call,
             Via::Relay => self.late_relay,
@@ -104,7 +127,7 @@ impl Rules {
 
 /// What is to happen to a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// Goes into the batch; its key is claimed. `late`: only the sink can tell whether it is new.
     Deliver {
         /// See [`LatePolicy::VerifyInSink`].
@@ -135,12 +158,12 @@ pub enum Fate {
 }
 
 /// The fate of a record that could not be named or encoded.
-pub fn judge_unwritable(problem: &Problem, via: Via, rules: &Rules) -> Fate {
+pub(crate) fn judge_unwritable(problem: &Problem, via: Via, rules: &Rules) -> Fate {
     unwritable("rejected", Outcome::Rejected, problem.clone(), None, true, via, rules)
 }
 
 /// The fate of a named record, given the store's verdict (P7).
-pub fn judge(verdict: Verdict, named: &Named, via: Via, rules: &Rules) -> Fate {
+pub(crate) fn judge(verdict: Verdict, named: &Named, via: Via, rules: &Rules) -> Fate {
     match verdict {
         Verdict::New { late } => Fate::Deliver { late },
         Verdict::Duplicate(first) => duplicate(first),
@@ -215,23 +238,7 @@ mod tests {
     use super::*;
 
     fn rules() -> Rules {
-        Rules {
-            mode: Mode::Insert,
-            mismatch: MismatchPolicy::Reject,
-            late_call: LatePolicy::Reject,
-            late_relay: LatePolicy::DeadLetter,
-            dead_letters: DeadLetterPolicy::Sink,
-            refused: RefusedPolicy::Free,
-            pass_unchecked: false,
-            key_within_row_key: true,
-            max_records: 10,
-            max_bytes: 1000,
-            linger_ms: 0,
-            wait_ms: 100,
-            lateness_ms: 0,
-            window_ms: 1000,
-            max_ahead_ms: 1000,
-        }
+        Rules { window_ms: 1_000, max_ahead_ms: 1_000, ..Rules::default() }
     }
 
     fn named() -> Named {
@@ -288,6 +295,9 @@ mod tests {
     fn mismatch_ignore_counts_as_a_duplicate() {
         let rules = Rules { mismatch: MismatchPolicy::Ignore, ..rules() };
         let fate = judge(Verdict::Mismatch(Settled::Updated), &named(), Via::Relay, &rules);
-        assert_eq!(fate, Fate::Answer { outcome: Outcome::Duplicate, first: Some(Settled::Updated), problem: None });
+        assert_eq!(
+            fate,
+            Fate::Answer { outcome: Outcome::Duplicate, first: Some(Settled::Updated), problem: None }
+        );
     }
 }

@@ -1,13 +1,13 @@
 //! Taking shards over, keeping them, losing them (P3 to P6, P13).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use adapters::sink::{Acquire, Receipts, Resolution, RowOutcome, ShardId, ShardState, ShardStep, SinkError};
-use dedup_store::{Block, Settled};
+use dedup_store::{Block, Fingerprint, Settled};
 use tracing::{error, info, warn};
 
 use super::{
@@ -82,8 +82,12 @@ impl Lane {
         self.mark_disconnected(true);
         let mut history = *self.route.history.read();
         let mut rewind_all = history != self.history;
-        let mut relays: BTreeMap<u32, ShardId> =
-            self.slots.iter().filter(|(slot, _)| **slot != CALL_SLOT).map(|(slot, s)| (*slot, s.id.clone())).collect();
+        let mut relays: BTreeMap<u32, ShardId> = self
+            .slots
+            .iter()
+            .filter(|(slot, _)| **slot != CALL_SLOT)
+            .map(|(slot, s)| (*slot, s.id.clone()))
+            .collect();
         let mut wanted: Vec<(u32, ShardId, Acquire)> = Vec::new();
         if let Some(id) = &self.call_shard {
             wanted.push((CALL_SLOT, id.clone(), Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }));
@@ -237,7 +241,8 @@ impl Lane {
             }
             return;
         }
-        let owned: Vec<(ShardId, i64)> = self.slots.values().map(|shard| (shard.id.clone(), shard.epoch)).collect();
+        let owned: Vec<(ShardId, i64)> =
+            self.slots.values().map(|shard| (shard.id.clone(), shard.epoch)).collect();
         let floor = self.route.store.floors(wall_ms()).retire_ms;
         let done = if self.expired_at.elapsed() >= EXPIRE_MARKS && floor > i64::MIN {
             self.expired_at = Instant::now();
@@ -276,8 +281,13 @@ impl Lane {
                 // Handed over meanwhile: the next owner fences the shard and learns from its marks what became of the batch.
                 return None;
             }
-            let steps: Vec<ShardStep> =
-                flight.steps.iter().zip(&still).filter(|(_, still)| **still).map(|(step, _)| step.clone()).collect();
+            let steps: Vec<ShardStep> = flight
+                .steps
+                .iter()
+                .zip(&still)
+                .filter(|(_, still)| **still)
+                .map(|(step, _)| step.clone())
+                .collect();
             match self.session.resolve(&steps).await {
                 Ok((resolution, states)) => {
                     for state in &states {
@@ -321,8 +331,11 @@ impl Lane {
                 Err(fault) => error!(route = %self.route.name, lane = self.id, "{fault}"),
             }
         }
-        let settled: hashbrown::HashMap<_, Settled> =
-            blocks.iter().flat_map(|block| &block.entries).map(|entry| (entry.fingerprint, entry.settled)).collect();
+        let settled: HashMap<Fingerprint, Settled> = blocks
+            .iter()
+            .flat_map(|block| &block.entries)
+            .map(|entry| (entry.fingerprint, entry.settled))
+            .collect();
         let lost = || "refused by the sink; the reason was lost with the connection".to_owned();
         let rows = flight.rows.iter().map(|record| {
             match record.named().fingerprint.and_then(|fingerprint| settled.get(&fingerprint)) {

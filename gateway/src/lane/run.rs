@@ -18,8 +18,8 @@ use std::{
 
 use adapters::dead_letters::{DeadLetters, Letter};
 use adapters::sink::{
-    Batch, DeadLetter, MarkBlock, Mode, OnRefused, Receipts, Row, RowOutcome, Session, ShardId, ShardStep, SinkError,
-    Source,
+    Batch, DeadLetter, MarkBlock, Mode, OnRefused, Receipts, Row, RowOutcome, Session, ShardId, ShardStep,
+    SinkError, Source,
 };
 use dedup_store::{Block, Entry, Fingerprint, Item, Settled, StoreError, Verdict};
 use parking_lot::Mutex;
@@ -142,7 +142,12 @@ impl InFlight {
 
     fn entry(&self, settled: Settled) -> Option<Entry> {
         let named = self.named();
-        Some(Entry { fingerprint: named.fingerprint?, digest: named.digest, event_ms: named.event_ms, settled })
+        Some(Entry {
+            fingerprint: named.fingerprint?,
+            digest: named.digest,
+            event_ms: named.event_ms,
+            settled,
+        })
     }
 }
 
@@ -153,6 +158,8 @@ fn claimable(named: &Named, via: Via) -> bool {
 }
 
 impl Lane {
+    /// `own`: the shard of callers' records. `others`: shards whose lanes are not configured any more: they stay fenced, and their
+    /// marks expire, in this lane's care.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         id: u32,
@@ -162,9 +169,12 @@ impl Lane {
         events: Option<mpsc::UnboundedSender<FromLane>>,
         letters: Option<Box<dyn DeadLetters>>,
         own: Option<OwnedShard>,
+        others: Vec<OwnedShard>,
     ) -> Self {
         let now = Instant::now();
         let call_shard = own.as_ref().map(|shard| shard.id.clone());
+        let own = own.map(|shard| (CALL_SLOT, shard));
+        let cared = others.into_iter().enumerate().map(|(at, shard)| (CALL_SLOT - 1 - at as u32, shard));
         let history = *route.history.read();
         route.disconnected.fetch_add(1, Ordering::AcqRel);
         Self {
@@ -175,7 +185,7 @@ impl Lane {
             events,
             letters,
             call_shard,
-            slots: own.into_iter().map(|shard| (CALL_SLOT, shard)).collect(),
+            slots: own.into_iter().chain(cared).collect(),
             works: Works::default(),
             queue: VecDeque::new(),
             parked: VecDeque::new(),
@@ -311,7 +321,8 @@ impl Lane {
             }
             ToLane::Revoke { slots, reply } => {
                 slots.into_iter().for_each(|slot| self.drop_slot(slot));
-                drop(reply.send(()));
+                // Nobody waits any more if the door's deadline is over.
+                reply.send(()).ok();
                 return;
             }
             ToLane::Note { entry, reply } => {
@@ -350,7 +361,9 @@ impl Lane {
         let candidates = self.candidates(rules);
         let items: Vec<Item> = candidates.iter().filter_map(|record| self.item(record, rules)).collect();
         let mut verdicts = Vec::with_capacity(items.len());
-        if let Err(fault) = route.store.claim(self.id, wall_ms().saturating_add(rules.max_ahead_ms), &items, &mut verdicts) {
+        if let Err(fault) =
+            route.store.claim(self.id, wall_ms().saturating_add(rules.max_ahead_ms), &items, &mut verdicts)
+        {
             if rules.pass_unchecked && !matches!(fault, StoreError::Full { .. }) {
                 route.metrics.unchecked(items.len() as u64);
                 verdicts = vec![Verdict::New { late: true }; items.len()];
@@ -443,9 +456,13 @@ impl Lane {
                 continue;
             }
             let mut fate = match (verdict, named.problem.as_deref()) {
-                (None | Some(Verdict::New { .. }), Some(problem)) => judge_unwritable(problem, record.via, rules),
+                (None | Some(Verdict::New { .. }), Some(problem)) => {
+                    judge_unwritable(problem, record.via, rules)
+                }
                 (Some(verdict), _) => judge(verdict, named, record.via, rules),
-                (None, None) => judge_unwritable(&Problem::KeyMissing("the record has no key".into()), record.via, rules),
+                (None, None) => {
+                    judge_unwritable(&Problem::KeyMissing("the record has no key".into()), record.via, rules)
+                }
             };
             let row_key = record.chunk.slice(&named.row_key);
             if !blocked.is_empty() && matches!(fate, Fate::Deliver { .. }) && blocked.contains(row_key) {
@@ -531,7 +548,8 @@ impl Lane {
         steps.sort_by(|a, b| a.1.shard.cmp(&b.1.shard));
         (flight.slots, flight.steps) = steps.into_iter().unzip();
         let step_of = |slot: u32| flight.slots.iter().position(|&s| s == slot).unwrap_or_default();
-        let records = flight.rows.iter_mut().chain(flight.letters.iter_mut().map(|letter| &mut letter.record));
+        let records =
+            flight.rows.iter_mut().chain(flight.letters.iter_mut().map(|letter| &mut letter.record));
         for record in records {
             record.step = step_of(record.slot);
         }
@@ -576,7 +594,10 @@ impl Lane {
                 self.put_back(flight);
                 if let Some((slot, offset)) = found {
                     let at = offset.map_or_else(String::new, |offset| format!(" at offset {offset}"));
-                    self.stop_slot(slot, &format!("the sink refused the record{at}: {reason}; dead_letters = \"stop\""));
+                    self.stop_slot(
+                        slot,
+                        &format!("the sink refused the record{at}: {reason}; dead_letters = \"stop\""),
+                    );
                 }
             }
             SinkError::NotApplied { retry: true, .. } => {
@@ -852,8 +873,12 @@ impl Lane {
         self.route.metrics.count(Outcome::Unknown, calls.len() as u64);
         for taken in calls {
             let fingerprint = self.works.named(taken).fingerprint;
-            let answer =
-                Answer { outcome: Outcome::Unknown, fingerprint, first: None, problem: Some(problem.clone()) };
+            let answer = Answer {
+                outcome: Outcome::Unknown,
+                fingerprint,
+                first: None,
+                problem: Some(problem.clone()),
+            };
             self.works.answer(taken, answer);
         }
     }
