@@ -15,7 +15,7 @@ use super::{
     schema::{self, NOW_MS},
     worker::{Db, Fault, FileId, Open},
 };
-use crate::sink::{Batch, RowOutcome, ShardStep, SinkError};
+use crate::sink::{Batch, OnRefused, RowOutcome, ShardStep, SinkError};
 
 /// What the thread needs before the outcomes are known.
 pub(super) struct Work {
@@ -55,7 +55,7 @@ impl Finish {
             .iter()
             .map(|letter| OwnedDeadLetter::of(&letter.source, letter.kind, letter.reason.clone()))
             .collect();
-        if batch.dead_letter_refused {
+        if batch.on_refused == OnRefused::DeadLetter {
             dead_letters.extend(batch.rows.iter().zip(outcomes).filter_map(|(row, outcome)| match outcome {
                 RowOutcome::Refused { reason } => {
                     Some(OwnedDeadLetter::of(&row.source, "rejected", reason.clone()))

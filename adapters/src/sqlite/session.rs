@@ -17,7 +17,8 @@ use super::{
     worker::{Db, Fault, FileId, Open, Worker},
 };
 use crate::sink::{
-    Acquire, Batch, Mark, Receipts, Resolution, RouteRow, Session, ShardId, ShardState, ShardStep, SinkError,
+    Acquire, Batch, Mark, OnRefused, Receipts, Resolution, RouteRow, RowOutcome, Session, ShardId,
+    ShardState, ShardStep, SinkError,
 };
 
 /// Bytes of blocks in one page of marks.
@@ -207,7 +208,14 @@ impl Session for SqliteSession {
         self.connected = false;
         // Nothing comes if the batch failed before its rows were in: the reply says how.
         let rows = written.await.unwrap_or_default();
-        if rows.len() == batch.rows.len() {
+        let aborting = match batch.on_refused {
+            OnRefused::Abort => rows.iter().enumerate().find_map(|(row, outcome)| match outcome {
+                RowOutcome::Refused { reason } => Some(SinkError::Refused { row, reason: reason.clone() }),
+                _ => None,
+            }),
+            OnRefused::Report | OnRefused::DeadLetter => None,
+        };
+        if rows.len() == batch.rows.len() && aborting.is_none() {
             // A thread that has ended says so by its reply too.
             drop(finish.send(Finish::of(batch, &rows)));
         } else {
@@ -216,7 +224,8 @@ impl Session for SqliteSession {
         match reply.await {
             Ok((result, open)) => {
                 self.connected = open;
-                result.map(|()| Receipts { rows })
+                // Without its finish the transaction was rolled back.
+                aborting.map_or(result, Err).map(|()| Receipts { rows })
             }
             Err(_) => {
                 self.worker = None;

@@ -89,7 +89,7 @@ impl Bed {
             steps: &steps,
             rows: &rows,
             dead_letters: &[],
-            dead_letter_refused: true,
+            on_refused: crate::sink::OnRefused::DeadLetter,
             known_new: false,
             seal: &seal,
         };
