@@ -78,7 +78,7 @@ pub struct GateBuilder {
     rules: Option<Rules>,
     call_lanes: u32,
     relay_lanes: u32,
-    limits: HttpLimits,
+    limits: Option<HttpLimits>,
     answer_timeout: Duration,
     secret: Option<[u8; 192]>,
     untrusted_keys: bool,
@@ -133,7 +133,7 @@ impl GateBuilder {
 
     /// Bounds of HTTP requests.
     pub fn limits(mut self, limits: HttpLimits) -> Self {
-        self.limits = limits;
+        self.limits = Some(limits);
         self
     }
 
@@ -179,6 +179,7 @@ impl GateBuilder {
         let missing = |what: &str| BuildError::one(format!("{what} is missing"), "give it to the builder");
         let sink = self.sink.clone().ok_or_else(|| missing("a sink"))?;
         let mut naming = self.naming.clone().ok_or_else(|| missing("a key spec"))?;
+        let key = naming.key.clone();
         let encoder = sink.probe().await.map_err(BuildError)?;
         let mut session = sink.session(&self.name, &self.owner);
         session.acquire(&[], Acquire::Force).await?;
@@ -227,7 +228,7 @@ impl GateBuilder {
             relay_lanes,
             events: Mutex::new(Some(events_of_lanes)),
             tasks: Mutex::new(tasks),
-            limits: self.limits,
+            limits: self.limits.unwrap_or_else(|| HttpLimits::new(key)),
             answer_timeout: self.answer_timeout,
         })))
     }
@@ -446,7 +447,7 @@ impl Gate {
             rules: None,
             call_lanes: 1,
             relay_lanes: 0,
-            limits: HttpLimits::default(),
+            limits: None,
             answer_timeout: Duration::from_secs(30),
             secret: None,
             untrusted_keys: false,
