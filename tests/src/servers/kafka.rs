@@ -1,0 +1,273 @@
+//! A Kafka broker (and controller) of its own, in one JVM, from the jars that `test.sh` fetched.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use rdkafka::{
+    ClientConfig, Message,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    consumer::{BaseConsumer, Consumer},
+    error::KafkaError,
+    message::{Header, OwnedHeaders},
+    producer::{BaseRecord, Producer, ThreadedProducer},
+    types::RDKafkaErrorCode,
+};
+use tempfile::TempDir;
+
+use crate::{
+    child::{Child, Spec},
+    free_port,
+};
+
+const JARS: &str = "kafka-4.4.0";
+
+/// One record to produce.
+#[derive(Clone, Debug, Default)]
+pub struct Produced {
+    /// Partition.
+    pub partition: i32,
+    /// Record key.
+    pub key: Option<Vec<u8>>,
+    /// Payload; none for a tombstone.
+    pub payload: Option<Vec<u8>>,
+    /// Headers.
+    pub headers: Vec<(&'static str, String)>,
+    /// Record timestamp, ms since the epoch; the producer's clock if none.
+    pub timestamp_ms: Option<i64>,
+}
+
+/// A Kafka broker without authentication.
+#[derive(Debug)]
+pub struct Kafka {
+    // Before `folder`: a field is dropped in the order of declaration.
+    server: Option<Child>,
+    folder: TempDir,
+    port: u16,
+}
+
+impl Kafka {
+    /// Formats a folder and starts a broker on a free port. Panics if the jars are missing: a live test never passes unseen.
+    pub fn start() -> Self {
+        let folder =
+            tempfile::Builder::new().prefix("oncegate-kafka-").tempdir().expect("a temporary folder");
+        let mut kafka = Self { server: None, folder, port: free_port() };
+        let (port, controller, data) = (kafka.port, free_port(), kafka.path("data").display().to_string());
+        let properties = format!(
+            "process.roles=broker,controller\n\
+             node.id=1\n\
+             controller.quorum.voters=1@127.0.0.1:{controller}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
+             controller.listener.names=CONTROLLER\n\
+             log.dirs={data}\n\
+             auto.create.topics.enable=false\n\
+             offsets.topic.replication.factor=1\n\
+             offsets.topic.num.partitions=4\n\
+             transaction.state.log.replication.factor=1\n\
+             transaction.state.log.min.isr=1\n\
+             transaction.state.log.num.partitions=4\n\
+             group.initial.rebalance.delay.ms=0\n"
+        );
+        fs::write(kafka.path("server.properties"), properties).expect("the temporary folder can be written");
+        let arguments =
+            kafka.java("kafka.tools.StorageTool", &["format", "-t", "b25jZWdhdGUtdGVzdHMtMQ", "-c"]);
+        let formatted = Command::new("java").args(&arguments).output();
+        let formatted = formatted
+            .expect("Java is not installed: run ./test.sh once, it installs what the live tests need");
+        assert!(formatted.status.success(), "format: {}", String::from_utf8_lossy(&formatted.stderr));
+        kafka.run();
+        kafka
+    }
+
+    /// The one of this test binary. A test that ends it uses its own.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Kafka> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    /// `host:port`, as `bootstrap.servers` and the gateway's config take it.
+    pub fn brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Ends the broker as a crash would.
+    pub fn kill(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.stop("KILL");
+        }
+    }
+
+    /// Starts a killed broker again, on the same port, and waits until it answers.
+    pub fn run(&mut self) {
+        let mut command = vec!["java".to_owned()];
+        command.extend(self.java("kafka.Kafka", &[]));
+        let log = self.path("log");
+        let folder = Some(self.folder.path());
+        let mut server =
+            Child::start(&Spec { command, environment: vec![], log: &log, user: None, end: "KILL", folder });
+        let probe: BaseConsumer = self.client().create().expect("a client can be made");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while probe
+            .fetch_metadata(None, Duration::from_secs(1))
+            .map_or(true, |metadata| metadata.brokers().is_empty())
+        {
+            let running = server.exited().is_none() && Instant::now() < deadline;
+            assert!(running, "Kafka does not start:\n{}", server.log_tail(20));
+        }
+        self.server = Some(server);
+    }
+
+    /// Makes a topic and waits until every partition has a leader.
+    pub async fn topic(&self, name: &str, partitions: i32) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().expect("a client can be made");
+        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let made = admin.create_topics([&topic], &AdminOptions::new()).await.expect("Kafka answers");
+        made.into_iter().for_each(|result| drop(result.expect("a topic of that name does not exist yet")));
+        crate::eventually("leaders of a new topic", Duration::from_secs(20), async || {
+            let metadata = admin
+                .inner()
+                .fetch_metadata(Some(name), Duration::from_secs(2))
+                .map_err(|e| e.to_string())?;
+            let found = metadata.topics().first().map_or(0, |topic| {
+                topic.partitions().iter().filter(|partition| partition.leader() >= 0).count()
+            });
+            if found == usize::try_from(partitions).unwrap_or(0) {
+                Ok(())
+            } else {
+                Err(format!("{found} of {partitions}"))
+            }
+        })
+        .await;
+    }
+
+    /// Appends `records` in order and waits until the broker has all of them.
+    pub fn produce(&self, topic: &str, records: impl IntoIterator<Item = Produced>) {
+        let mut config = self.client();
+        config
+            .set("linger.ms", "5")
+            .set("enable.idempotence", "true")
+            .set("queue.buffering.max.messages", "1000000");
+        let producer: ThreadedProducer<_> =
+            config.create::<ThreadedProducer<_>>().expect("a producer can be made");
+        for produced in records {
+            let headers = produced.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| {
+                headers.insert(Header { key, value: Some(value) })
+            });
+            let mut record: BaseRecord<'_, [u8], [u8]> =
+                BaseRecord::to(topic).partition(produced.partition).headers(headers);
+            record.key = produced.key.as_deref();
+            record.payload = produced.payload.as_deref();
+            record.timestamp = produced.timestamp_ms;
+            while let Err((error, again)) = producer.send(record) {
+                assert_eq!(
+                    error,
+                    KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull),
+                    "produce to {topic}"
+                );
+                std::thread::sleep(Duration::from_millis(10));
+                record = again;
+            }
+        }
+        producer.flush(Duration::from_secs(120)).expect("Kafka takes the records");
+        assert_eq!(producer.in_flight_count(), 0);
+    }
+
+    /// The offset after the last record of each partition.
+    pub fn ends(&self, topic: &str, partitions: i32) -> Vec<i64> {
+        let consumer: BaseConsumer = self.client().create().expect("a client can be made");
+        let end = |partition| consumer.fetch_watermarks(topic, partition, Duration::from_secs(10));
+        (0..partitions).map(|partition| end(partition).expect("Kafka answers").1).collect()
+    }
+
+    /// The offsets that `group` has committed, one a partition; -1 where it has none.
+    pub fn committed(&self, topic: &str, partitions: i32, group: &str) -> Vec<i64> {
+        let consumer: BaseConsumer =
+            self.client().set("group.id", group).create().expect("a client can be made");
+        let mut asked = rdkafka::TopicPartitionList::new();
+        asked.add_partition_range(topic, 0, partitions - 1);
+        let found = consumer.committed_offsets(asked, Duration::from_secs(10)).expect("Kafka answers");
+        found.elements().iter().map(|partition| partition.offset().to_raw().unwrap_or(-1).max(-1)).collect()
+    }
+
+    /// Payloads of all records of `partition` that are there now.
+    pub fn read_all(&self, topic: &str, partition: i32) -> Vec<Option<Vec<u8>>> {
+        let consumer: BaseConsumer =
+            self.client().set("group.id", "reader").create().expect("a client can be made");
+        let end =
+            consumer.fetch_watermarks(topic, partition, Duration::from_secs(10)).expect("Kafka answers").1;
+        let mut from = rdkafka::TopicPartitionList::new();
+        from.add_partition_offset(topic, partition, rdkafka::Offset::Beginning).expect("the offset is valid");
+        consumer.assign(&from).expect("the partition can be assigned");
+        let mut payloads = vec![];
+        let mut next = 0;
+        while next < end {
+            let message =
+                consumer.poll(Duration::from_secs(20)).expect("the rest comes").expect("Kafka answers");
+            next = message.offset() + 1;
+            payloads.push(message.payload().map(<[u8]>::to_vec));
+        }
+        payloads
+    }
+
+    fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.brokers()).set("broker.address.family", "v4");
+        config
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn java(&self, main: &str, arguments: &[&str]) -> Vec<String> {
+        let classes = format!("{}/*", jars().display());
+        let fixed = ["-Xmx512m", "-XX:+UseSerialGC", "-cp", &classes, main];
+        let mut all: Vec<String> =
+            fixed.iter().chain(arguments).map(|&argument| argument.to_owned()).collect();
+        all.push(self.path("server.properties").display().to_string());
+        all
+    }
+}
+
+fn jars() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/test-servers");
+    let cache = std::env::var_os("ONCEGATE_TEST_CACHE").map_or(root, PathBuf::from);
+    let folder = cache.join(JARS);
+    let found = fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_some());
+    assert!(
+        found,
+        "no Kafka in {}: run ./test.sh once, it fetches what the live tests need",
+        folder.display()
+    );
+    folder
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn kafka_keeps_what_was_produced_through_a_kill() {
+        let mut kafka = Kafka::start();
+        kafka.topic("t", 2).await;
+        let payload = |n: i32| Some(n.to_string().into_bytes());
+        kafka.produce(
+            "t",
+            (0..1000).map(|n| Produced { partition: n % 2, payload: payload(n), ..Produced::default() }),
+        );
+        kafka.kill();
+        kafka.run();
+        let found = crate::eventually("records after a restart", Duration::from_secs(30), async || {
+            let ends = kafka.ends("t", 2);
+            if ends == [500, 500] { Ok(kafka.read_all("t", 1)) } else { Err(format!("{ends:?}")) }
+        })
+        .await;
+        assert_eq!(found, (0..500).map(|n| payload(2 * n + 1)).collect::<Vec<_>>());
+        assert_eq!(kafka.committed("t", 2, "nobody"), [-1, -1]);
+    }
+}
