@@ -31,8 +31,13 @@ pub enum Event {
     },
     /// A commit has its answer, partition by partition.
     Committed(Vec<(TopicPartition, i64, Result<(), CommitRefusal>)>),
-    /// The ends of the partitions that we read, as of the last fetches: what is at or past them cannot be read yet.
-    Ends(Vec<(TopicPartition, i64)>),
+    /// Every few seconds.
+    Figures {
+        /// At least one broker is connected.
+        connected: bool,
+        /// The ends of the partitions that we read, as of the last fetches: what is at or past them cannot be read yet.
+        ends: Vec<(TopicPartition, i64)>,
+    },
     /// Something does not work at the moment; the client library tries again by itself.
     Trouble(String),
     /// The member cannot go on.
@@ -112,7 +117,8 @@ impl ClientContext for Context {
                 }
             }
         }
-        self.push(Event::Ends(ends));
+        let connected = statistics.brokers.values().any(|broker| broker.state == "UP");
+        self.push(Event::Figures { connected, ends });
     }
 
     fn error(&self, _: KafkaError, reason: &str) {

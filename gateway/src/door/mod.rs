@@ -9,6 +9,8 @@ use crate::{
 };
 
 pub mod http;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 
 /// What a door needs of a route. The work belongs to the lane: dropping a future of it cancels nothing half way.
 pub trait Submit: Send + Sync + 'static {

@@ -1,0 +1,155 @@
+//! What the lanes say.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use adapters::kafka::TopicPartition;
+use tracing::{error, info, warn};
+
+use super::{
+    RelayGate,
+    relay::{AtWork, RETRY, gone},
+    slot::{Slot, State, Then},
+};
+use crate::lane::{AssignedShard, FromLane};
+
+impl<G: RelayGate> AtWork<'_, G> {
+    pub(super) fn serve_lanes(&mut self) -> Result<(), String> {
+        self.hear();
+        let mut answers = vec![];
+        let mut cx = Context::from_waker(&self.waker);
+        self.assigning.retain_mut(|assigning| match Pin::new(&mut assigning.reply).poll(&mut cx) {
+            Poll::Pending => true,
+            Poll::Ready(answer) => {
+                answers.push((assigning.lane, std::mem::take(&mut assigning.slots), answer));
+                false
+            }
+        });
+        for (lane, slots, answer) in answers {
+            // What the lane said before this answer was about an earlier assignment.
+            self.hear();
+            self.acquired(&slots, answer.map_err(|_| gone(lane))?);
+        }
+        let now = Instant::now();
+        let due =
+            |slot: &Slot| matches!(slot.state, State::Acquiring { again: Some(again), .. } if again <= now);
+        let again: Vec<u32> =
+            self.slots.iter().filter(|(_, slot)| due(slot)).map(|(&number, _)| number).collect();
+        if !again.is_empty() {
+            self.acquire(&again);
+        }
+        Ok(())
+    }
+
+    fn acquired(&mut self, slots: &[(u32, u64)], answer: Result<Vec<AssignedShard>, String>) {
+        let now = Instant::now();
+        let mut early = vec![];
+        let answer = answer
+            .map(|shards| shards.into_iter().map(|shard| (shard.slot, shard)).collect::<HashMap<_, _>>());
+        for (number, assignment) in slots {
+            let Some(slot) = self.slots.get_mut(number).filter(|slot| slot.assignment == *assignment) else {
+                continue;
+            };
+            if !matches!(slot.state, State::Acquiring { .. }) {
+                continue;
+            }
+            let shard = match &answer {
+                Ok(shards) => shards.get(number).ok_or("the lane did not say where to read on"),
+                Err(reason) => Err(reason.as_str()),
+            };
+            match shard {
+                Ok(shard) => {
+                    slot.generation = shard.generation;
+                    slot.proven = false;
+                    slot.state = State::Placing { position: shard.position, at: now, reason: None };
+                    early.append(&mut slot.early);
+                }
+                Err(reason) => {
+                    if slot.state.reason() != Some(reason) {
+                        warn!(route = self.gate.route(), partition = %slot.at, reason, "the shard cannot be acquired yet");
+                    }
+                    slot.state =
+                        State::Acquiring { again: Some(now + RETRY), reason: Some(reason.to_owned()) };
+                    slot.early.clear();
+                }
+            }
+        }
+        self.regenerate();
+        for event in early {
+            self.heard(event);
+        }
+    }
+
+    /// Takes in what the lanes have said so far.
+    pub(super) fn hear(&mut self) {
+        let waker = self.waker.clone();
+        let mut cx = Context::from_waker(&waker);
+        while let Poll::Ready(Some(event)) = self.events.poll_recv(&mut cx) {
+            self.heard(event);
+        }
+    }
+
+    fn heard(&mut self, event: FromLane) {
+        let (FromLane::Progress { slot: number, .. }
+        | FromLane::Seek { slot: number, .. }
+        | FromLane::Fenced { slot: number, .. }
+        | FromLane::Stopped { slot: number, .. }) = event;
+        let Some(slot) = self.slots.get_mut(&number) else { return };
+        match slot.state {
+            // The answer to `Assign` comes another way, and may be overtaken.
+            State::Acquiring { .. } => return slot.early.push(event),
+            State::Leaving | State::Stopped { .. } => {
+                if let FromLane::Progress { position, .. } = event {
+                    slot.durable = Some(position);
+                }
+                return;
+            }
+            State::Placing { .. } | State::Proving { .. } | State::Reading => {}
+        }
+        match event {
+            FromLane::Progress { position, .. } => slot.durable = Some(position),
+            FromLane::Seek { generation, position, .. } => {
+                if generation > slot.generation {
+                    info!(route = self.gate.route(), partition = %slot.at, position, "a partition is read again");
+                    slot.generation = generation;
+                    slot.durable = None;
+                    slot.state = State::Placing { position, at: Instant::now(), reason: None };
+                    self.regenerate();
+                }
+            }
+            FromLane::Fenced { reason, .. } => {
+                let position = slot.durable.or(slot.committed).unwrap_or(slot.next);
+                warn!(route = self.gate.route(), partition = %slot.at, reason, "fenced; asking the group who owns the partition");
+                slot.state = State::Proving { position, then: Then::Acquire, again: Instant::now() };
+            }
+            FromLane::Stopped { reason, .. } => {
+                let at = slot.at.clone();
+                self.stop(number, &at, reason);
+            }
+        }
+    }
+
+    /// Reads the partition no more until the next assignment.
+    pub(super) fn stop(&mut self, number: u32, at: &TopicPartition, reason: String) {
+        error!(route = self.gate.route(), partition = %at, reason, "a partition is not read any more");
+        if let Err(fault) = self.source.pause(std::slice::from_ref(at)) {
+            warn!(route = self.gate.route(), partition = %at, %fault, "a stopped partition cannot be paused");
+        }
+        if let Some(slot) = self.slots.get_mut(&number) {
+            slot.state = State::Stopped { reason };
+        }
+    }
+
+    /// The next chunks bear the slots' present generations.
+    pub(super) fn regenerate(&mut self) {
+        for port in &mut self.ports {
+            let slots = &self.slots;
+            port.generations = port.slots.iter().map(|number| (*number, slots[number].generation)).collect();
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What the consumer group gives and takes.
+
+use std::{future::Future, pin::Pin, task::Context, time::Instant};
+
+use adapters::kafka::{Event, TopicPartition};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use super::{
+    RelayGate,
+    relay::{Assigning, AtWork, Leaving},
+    slot::{Slot, State},
+};
+use crate::lane::ToLane;
+
+impl<G: RelayGate> AtWork<'_, G> {
+    pub(super) fn serve_group(&mut self) -> Result<(), String> {
+        loop {
+            let deferred = if self.leaving.is_none() { self.deferred.pop_front() } else { None };
+            let Some(event) = deferred.or_else(|| self.source.poll()) else { return Ok(()) };
+            match event {
+                Event::Assigned(_) | Event::Revoked { .. } if self.leaving.is_some() => {
+                    self.deferred.push_back(event)
+                }
+                Event::Assigned(partitions) => self.assigned(&partitions),
+                Event::Revoked { partitions, lost } => {
+                    let (deadline, count) = (Instant::now() + self.drain, partitions.len());
+                    info!(route = self.gate.route(), partitions = count, lost, "partitions are taken back");
+                    self.leave(partitions, deadline, lost, false);
+                }
+                Event::Committed(answers) => {
+                    for (at, position, answer) in answers {
+                        self.committed(&at, position, answer);
+                    }
+                }
+                Event::Figures { connected, ends } => {
+                    self.trouble = (!connected).then(|| "no broker is connected".to_owned());
+                    for (at, end) in ends {
+                        if let Some(slot) =
+                            self.numbers.get(&at).and_then(|number| self.slots.get_mut(number))
+                        {
+                            slot.end = Some(end);
+                        }
+                    }
+                }
+                Event::Trouble(reason) => {
+                    if self.trouble.as_ref() != Some(&reason) {
+                        warn!(
+                            route = self.gate.route(),
+                            reason, "trouble with Kafka; the client tries again"
+                        );
+                        self.trouble = Some(reason);
+                    }
+                }
+                Event::Fatal { fenced: true, reason } => {
+                    return Err(format!(
+                        "fenced: another process has joined the group under this instance's name: {reason}"
+                    ));
+                }
+                Event::Fatal { fenced: false, reason } => return Err(reason),
+            }
+        }
+    }
+
+    fn assigned(&mut self, partitions: &[TopicPartition]) {
+        let readers = match self.source.take(partitions) {
+            Ok(readers) => readers,
+            // The group has gone on: its next word is on its way.
+            Err(fault) => return warn!(route = self.gate.route(), %fault, "an assignment cannot be taken"),
+        };
+        let mut numbers = vec![];
+        for reader in readers {
+            let free = u32::try_from(self.numbers.len()).expect("a cluster has fewer partitions than 2^32");
+            let number = *self.numbers.entry(reader.at().clone()).or_insert(free);
+            let lane = number as usize % self.ports.len();
+            self.assignments += 1;
+            self.slots.insert(number, Slot::new(reader, lane, self.assignments));
+            self.ports[lane].slots.push(number);
+            numbers.push(number);
+        }
+        info!(route = self.gate.route(), partitions = numbers.len(), "partitions are assigned");
+        self.acquire(&numbers);
+    }
+
+    /// Asks the lanes to take shards over, one request a lane.
+    pub(super) fn acquire(&mut self, numbers: &[u32]) {
+        for (lane, port) in self.ports.iter_mut().enumerate() {
+            let mut shards = vec![];
+            let mut slots = vec![];
+            for &number in numbers {
+                let Some(slot) = self.slots.get_mut(&number).filter(|slot| slot.lane == lane) else {
+                    continue;
+                };
+                slot.state = State::Acquiring { again: None, reason: slot.state.reason().map(str::to_owned) };
+                shards.push((number, slot.at.shard(self.source.cluster())));
+                slots.push((number, slot.assignment));
+            }
+            if !shards.is_empty() {
+                let (reply, answer) = oneshot::channel();
+                port.send(ToLane::Assign { shards, reply });
+                self.assigning.push(Assigning { lane, slots, reply: answer });
+            }
+        }
+    }
+
+    pub(super) fn leave_for_good(&mut self) {
+        let deadline = Instant::now() + self.drain;
+        if let Some(leaving) = &mut self.leaving {
+            leaving.last = true;
+        }
+        let rest: Vec<u32> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| !matches!(slot.state, State::Leaving))
+            .map(|(&number, _)| number)
+            .collect();
+        let partitions = rest.iter().map(|number| self.slots[number].at.clone()).collect();
+        match self.leaving.take() {
+            None => self.leave(partitions, deadline, false, true),
+            Some(mut before) => {
+                self.leave(partitions, deadline, before.lost, true);
+                if let Some(leaving) = &mut self.leaving {
+                    leaving.partitions.append(&mut before.partitions);
+                    leaving.slots.append(&mut before.slots);
+                    leaving.replies.append(&mut before.replies);
+                }
+            }
+        }
+    }
+
+    /// Asks the lanes to let `partitions` go.
+    fn leave(&mut self, partitions: Vec<TopicPartition>, deadline: Instant, lost: bool, last: bool) {
+        let mut slots = vec![];
+        for at in &partitions {
+            let Some(&number) = self.numbers.get(at) else { continue };
+            let Some(slot) = self.slots.get_mut(&number) else { continue };
+            slot.state = State::Leaving;
+            slots.push(number);
+        }
+        let mut replies = vec![];
+        for (lane, port) in self.ports.iter_mut().enumerate() {
+            let theirs: Vec<u32> =
+                slots.iter().copied().filter(|number| self.slots[number].lane == lane).collect();
+            if !theirs.is_empty() {
+                let (reply, answer) = oneshot::channel();
+                port.send(ToLane::Revoke { slots: theirs, reply });
+                replies.push(answer);
+            }
+        }
+        self.leaving = Some(Leaving { partitions, slots, replies, deadline, lost, last });
+    }
+
+    /// True once the relay holds nothing any more and was to end.
+    pub(super) fn finish_leaving(&mut self, now: Instant) -> bool {
+        let Some(leaving) = &mut self.leaving else { return false };
+        let mut cx = Context::from_waker(&self.waker);
+        // A lane that has ended holds nothing.
+        leaving.replies.retain_mut(|reply| Pin::new(reply).poll(&mut cx).is_pending());
+        if !leaving.replies.is_empty() && now < leaving.deadline {
+            return false;
+        }
+        let late = leaving.replies.len();
+        let Some(leaving) = self.leaving.take() else { return false };
+        if late > 0 {
+            warn!(
+                route = self.gate.route(),
+                lanes = late,
+                "lanes did not let go in time; what they hold is abandoned"
+            );
+        }
+        // What the lanes have settled they said before they let go.
+        self.hear();
+        if !leaving.lost {
+            self.commit(&|slot| matches!(slot.state, State::Leaving));
+        }
+        for number in &leaving.slots {
+            if let Some(slot) = self.slots.remove(number) {
+                let port = &mut self.ports[slot.lane];
+                port.slots.retain(|other| other != number);
+            }
+        }
+        self.regenerate();
+        if leaving.last {
+            return true;
+        }
+        if let Err(fault) = self.source.give_back(&leaving.partitions) {
+            warn!(route = self.gate.route(), %fault, "partitions cannot be given back");
+        }
+        // The group may have had its next word ready.
+        self.waker.wake_by_ref();
+        false
+    }
+
+    /// The relay cannot go on: the lanes let everything go, and nobody waits for them.
+    pub(super) fn abandon(&mut self) {
+        let partitions = self.slots.values().map(|slot| slot.at.clone()).collect();
+        self.leave(partitions, Instant::now(), true, true);
+        let mut cx = Context::from_waker(&self.waker);
+        for port in &mut self.ports {
+            if port.flush(&mut cx).is_err() {
+                warn!(route = self.gate.route(), "a lane has ended before the relay");
+            }
+        }
+    }
+}

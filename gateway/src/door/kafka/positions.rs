@@ -1,0 +1,174 @@
+//! Where partitions are read from, and the offsets that follow.
+
+use std::time::{Duration, Instant};
+
+use adapters::kafka::{Commit, CommitRefusal, KafkaFault, TopicPartition};
+use tracing::warn;
+
+use super::{
+    RelayGate,
+    place::{Placement, Start, place},
+    relay::{AtWork, RETRY},
+    slot::{Slot, State, Then},
+};
+
+/// Before a commit that met a rebalance is sent again.
+const REBALANCE_RETRY: Duration = Duration::from_millis(200);
+/// A commit without an answer counts as lost after so long.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
+
+impl<G: RelayGate> AtWork<'_, G> {
+    /// Places at most one partition: it may block for some seconds, and the group has to be served in between.
+    pub(super) fn place_one(&mut self) {
+        let now = Instant::now();
+        let due = self.slots.iter().find_map(|(&number, slot)| match &slot.state {
+            State::Placing { position, at, .. } if *at <= now => Some((number, *position)),
+            State::Proving { position, again, .. } if *again <= now => Some((number, Some(*position))),
+            _ => None,
+        });
+        let Some((number, position)) = due else { return };
+        if let State::Proving { then, .. } = self.slots[&number].state {
+            let position = position.unwrap_or_default();
+            if let Err(fault) = self.prove(number, position, then) {
+                warn!(route = self.gate.route(), %fault, "the group does not take a commit yet");
+            }
+        } else if let (Err(fault), Some(slot)) = (self.place(number, position), self.slots.get_mut(&number)) {
+            let reason = format!("{}: {fault}", slot.at);
+            if slot.state.reason() != Some(&reason) {
+                warn!(route = self.gate.route(), reason, "a partition cannot be placed yet");
+            }
+            slot.state = State::Placing { position, at: Instant::now() + RETRY, reason: Some(reason) };
+        }
+        // There may be more to place.
+        self.waker.wake_by_ref();
+    }
+
+    fn place(&mut self, number: u32, position: Option<i64>) -> Result<(), KafkaFault> {
+        let at = self.slots[&number].at.clone();
+        let mut log = self.source.log_range(&at)?;
+        let start = match self.options.start {
+            Start::Latest => Some(self.source.recorded_start(&at)?.unwrap_or(log.1)),
+            Start::Earliest | Start::Time(_) => None,
+        };
+        let wanted = match (position, self.options.start) {
+            (Some(position), _) => position,
+            (None, Start::Earliest) => log.0,
+            (None, Start::Latest) => start.unwrap_or(log.1),
+            (None, Start::Time(time_ms)) => self.source.offset_at(&at, time_ms)?.unwrap_or(log.1),
+        };
+        if wanted > log.1 {
+            // Under read committed the range ends at the first open transaction.
+            log.1 = log.1.max(self.source.log_end(&at)?);
+        }
+        let from = match place(&at, wanted, log, self.options.gap) {
+            Placement::Read(from) => from,
+            Placement::Skip { from, to } => {
+                warn!(route = self.gate.route(), partition = %at, from, to, "offsets are gone and passed over");
+                self.skipped = self.skipped.saturating_add_signed(to - from);
+                to
+            }
+            Placement::Stop(reason) => {
+                self.stop(number, &at, reason);
+                return Ok(());
+            }
+        };
+        let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
+        slot.next = from;
+        slot.start = start;
+        slot.end = Some(log.1);
+        if std::mem::take(&mut slot.out_of_range) {
+            let owned: Vec<(TopicPartition, i64)> =
+                self.slots.values().map(|slot| (slot.at.clone(), slot.next)).collect();
+            self.source.restart(&at, &owned)?;
+        } else {
+            self.source.read_from(&at, from)?;
+        }
+        let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
+        if slot.proven {
+            slot.state = State::Reading;
+            Ok(())
+        } else {
+            self.prove(number, from, Then::Read)
+        }
+    }
+
+    /// Commits the position under the group's generation: an answer proves that we own the partition (P13).
+    fn prove(&mut self, number: u32, position: i64, then: Then) -> Result<(), KafkaFault> {
+        let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
+        let commit = Commit { at: slot.at.clone(), position, start: slot.start };
+        let sent = self.source.commit(&[commit]);
+        let again = Instant::now() + if sent.is_ok() { COMMIT_PATIENCE } else { RETRY };
+        slot.state = State::Proving { position, then, again };
+        sent
+    }
+
+    /// Sends what the group's offsets have to follow to.
+    pub(super) fn commit(&mut self, which: &dyn Fn(&Slot) -> bool) {
+        let now = Instant::now();
+        let mut commits = vec![];
+        for slot in self.slots.values_mut().filter(|slot| which(slot)) {
+            let leaving = matches!(slot.state, State::Leaving);
+            let waiting = slot.committing.is_some_and(|sent| now < sent + COMMIT_PATIENCE);
+            if let Some(commit) = slot.commit().filter(|_| leaving || !waiting) {
+                slot.committing = Some(now);
+                commits.push(commit);
+            }
+        }
+        if !commits.is_empty()
+            && let Err(fault) = self.source.commit(&commits)
+        {
+            warn!(route = self.gate.route(), %fault, "offsets are not committed; the next round tries again");
+        }
+    }
+
+    /// Takes in the group's answer to a commit.
+    pub(super) fn committed(
+        &mut self,
+        at: &TopicPartition,
+        position: i64,
+        answer: Result<(), CommitRefusal>,
+    ) {
+        let Some(&number) = self.numbers.get(at) else { return };
+        let Some(slot) = self.slots.get_mut(&number) else { return };
+        slot.committing = None;
+        let proving = match slot.state {
+            State::Proving { position: asked, then, .. } if asked == position => Some((asked, then)),
+            _ => None,
+        };
+        let later = |after: Duration| {
+            proving.map(|(position, then)| State::Proving { position, then, again: Instant::now() + after })
+        };
+        match answer {
+            Ok(()) => {
+                slot.committed = Some(position);
+                match proving {
+                    Some((_, Then::Read)) => {
+                        slot.proven = true;
+                        slot.state = State::Reading;
+                    }
+                    Some((_, Then::Acquire)) => self.acquire(&[number]),
+                    None => {}
+                }
+            }
+            Err(CommitRefusal::Zombie(reason))
+                if !matches!(slot.state, State::Leaving | State::Stopped { .. }) =>
+            {
+                let reason = format!(
+                    "{at}: fenced by the consumer group, which has gone on without this member: {reason}"
+                );
+                self.stop(number, at, reason);
+            }
+            Err(CommitRefusal::Rebalancing) => {
+                if let Some(again) = later(REBALANCE_RETRY) {
+                    slot.state = again;
+                }
+            }
+            Err(CommitRefusal::Other(reason) | CommitRefusal::Zombie(reason)) => {
+                warn!(route = self.gate.route(), partition = %at, reason, "offsets are not committed");
+                if let Some(again) = later(RETRY) {
+                    slot.state = again;
+                }
+            }
+        }
+    }
+}

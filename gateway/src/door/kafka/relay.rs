@@ -1,0 +1,348 @@
+//! The relay's thread: one loop that serves the group, the lanes and the records, and sleeps when there is nothing to do.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Wake, Waker},
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use adapters::kafka::{Event, KafkaConfig, KafkaFault, KafkaSource, ReadFault, TopicPartition};
+use tokio::sync::{mpsc, oneshot};
+use tracing::{error, info, warn};
+
+use super::{
+    PartitionStatus, Phase, RelayGate, RelayOptions, Shared,
+    port::{LaneGone, Port},
+    slot::{Slot, State},
+};
+use crate::{
+    lane::{AssignedShard, FromLane},
+    naming::{Headers, KafkaOrigin, Record},
+};
+
+/// Longest sleep: the group is served at least so often.
+const NAP: Duration = Duration::from_millis(250);
+/// Before something that did not work is tried again.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+/// How often the status is brought up to date.
+const STATUS_EVERY: Duration = Duration::from_millis(100);
+/// Records of one partition at a time, so that no partition starves the others of its lane.
+const BURST: usize = 1024;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The relay's thread, from connecting to leaving the group.
+pub(super) fn main<G: RelayGate>(
+    gate: &G,
+    config: &KafkaConfig,
+    options: &RelayOptions,
+    events: mpsc::UnboundedReceiver<FromLane>,
+    shared: &Shared,
+) {
+    let route = gate.route();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let Some(source) = open(route, config, shared)? else { return Ok(()) };
+        info!(route, cluster = source.cluster(), group = config.group, "the relay has joined");
+        let mut at_work = AtWork::new(gate, source, config, options, events, shared);
+        let ended = at_work.run();
+        if ended.is_err() {
+            at_work.abandon();
+        }
+        at_work.publish(Phase::Leaving);
+        ended
+    }));
+    let reason = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(reason)) => Some(reason),
+        Err(_) => Some("the relay's thread has panicked".to_owned()),
+    };
+    match &reason {
+        None => info!(route, "the relay has stopped"),
+        Some(reason) => error!(route, reason, "the relay has stopped"),
+    }
+    let mut status = shared.status.lock();
+    status.partitions.clear();
+    status.phase = Phase::Ended(reason);
+}
+
+/// Connects; none if the relay is stopped before.
+fn open(route: &str, config: &KafkaConfig, shared: &Shared) -> Result<Option<KafkaSource>, String> {
+    let me = thread::current();
+    let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(move || me.unpark());
+    while !shared.stop.load(Ordering::Acquire) {
+        match KafkaSource::open(config, wake.clone()) {
+            Ok(source) => return Ok(Some(source)),
+            Err(fault @ KafkaFault::Configuration(_)) => return Err(fault.to_string()),
+            Err(fault) => {
+                let known = shared.status.lock().trouble.replace(fault.to_string());
+                if known.as_ref() != Some(&fault.to_string()) {
+                    warn!(route, %fault, "the relay cannot start yet; it tries again");
+                }
+                thread::park_timeout(RETRY);
+            }
+        }
+    }
+    Ok(None)
+}
+
+pub(super) struct Assigning {
+    pub(super) lane: usize,
+    /// Slot and assignment.
+    pub(super) slots: Vec<(u32, u64)>,
+    pub(super) reply: oneshot::Receiver<Result<Vec<AssignedShard>, String>>,
+}
+
+/// Partitions that are being drained.
+pub(super) struct Leaving {
+    pub(super) partitions: Vec<TopicPartition>,
+    pub(super) slots: Vec<u32>,
+    pub(super) replies: Vec<oneshot::Receiver<()>>,
+    pub(super) deadline: Instant,
+    /// Another member may own them already.
+    pub(super) lost: bool,
+    /// Not the group's wish but ours: the relay ends.
+    pub(super) last: bool,
+}
+
+pub(super) struct AtWork<'a, G> {
+    pub(super) gate: &'a G,
+    pub(super) options: &'a RelayOptions,
+    pub(super) shared: &'a Shared,
+    pub(super) events: mpsc::UnboundedReceiver<FromLane>,
+    pub(super) waker: Waker,
+    pub(super) drain: Duration,
+    pub(super) ports: Vec<Port>,
+    pub(super) slots: BTreeMap<u32, Slot>,
+    pub(super) numbers: HashMap<TopicPartition, u32>,
+    pub(super) assignments: u64,
+    pub(super) assigning: Vec<Assigning>,
+    pub(super) leaving: Option<Leaving>,
+    /// Rebalances that came while partitions were drained.
+    pub(super) deferred: VecDeque<Event>,
+    pub(super) trouble: Option<String>,
+    pub(super) records: u64,
+    pub(super) skipped: u64,
+    pub(super) waits: u64,
+    pub(super) committed_at: Instant,
+    pub(super) published_at: Instant,
+    // Last: dropped after the slots' readers, and then leaves the group.
+    pub(super) source: KafkaSource,
+}
+
+impl<'a, G: RelayGate> AtWork<'a, G> {
+    fn new(
+        gate: &'a G,
+        source: KafkaSource,
+        config: &KafkaConfig,
+        options: &'a RelayOptions,
+        events: mpsc::UnboundedReceiver<FromLane>,
+        shared: &'a Shared,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            gate,
+            options,
+            shared,
+            events,
+            waker: Waker::from(Arc::new(Unpark(thread::current()))),
+            drain: options.drain.min(config.max_poll_interval() / 2),
+            ports: gate.lanes().iter().map(|lane| Port::new(lane.queue.clone())).collect(),
+            slots: BTreeMap::new(),
+            numbers: HashMap::new(),
+            assignments: 0,
+            assigning: vec![],
+            leaving: None,
+            deferred: VecDeque::new(),
+            trouble: None,
+            records: 0,
+            skipped: 0,
+            waits: 0,
+            committed_at: now,
+            published_at: now,
+            source,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        if self.ports.is_empty() {
+            return Err("the route has no lanes".to_owned());
+        }
+        loop {
+            if self.shared.stop.load(Ordering::Acquire)
+                && self.leaving.as_ref().is_none_or(|leaving| !leaving.last)
+            {
+                self.leave_for_good();
+            }
+            self.serve_group()?;
+            self.serve_lanes()?;
+            self.flush()?;
+            self.place_one();
+            let more = self.read()?;
+            let now = Instant::now();
+            if now >= self.committed_at + self.options.commit_every {
+                self.committed_at = now;
+                self.commit(&|_| true);
+            }
+            if now >= self.published_at + STATUS_EVERY {
+                self.publish(Phase::Running);
+            }
+            if self.finish_leaving(now) {
+                return Ok(());
+            }
+            if !more {
+                thread::park_timeout(self.nap(Instant::now()));
+            }
+        }
+    }
+
+    /// Until something has to be looked at without being woken.
+    fn nap(&self, now: Instant) -> Duration {
+        let slots = self.slots.values().filter_map(|slot| match slot.state {
+            State::Acquiring { again, .. } => again,
+            State::Placing { at, .. } => Some(at),
+            State::Proving { again, .. } => Some(again),
+            State::Reading | State::Stopped { .. } | State::Leaving => None,
+        });
+        let deadline = self.leaving.as_ref().map(|leaving| leaving.deadline);
+        let until = slots.chain(deadline).map(|at| at.saturating_duration_since(now)).min();
+        until.map_or(NAP, |until| until.min(NAP))
+    }
+
+    fn flush(&mut self) -> Result<(), String> {
+        let mut cx = Context::from_waker(&self.waker);
+        for (lane, port) in self.ports.iter_mut().enumerate() {
+            port.flush(&mut cx).map_err(|LaneGone| gone(lane))?;
+        }
+        Ok(())
+    }
+
+    /// One pass over all partitions whose lane takes more; whether there is more to read.
+    fn read(&mut self) -> Result<bool, String> {
+        let mut more = false;
+        for lane in 0..self.ports.len() {
+            if self.ports[lane].slots.is_empty() || self.ports[lane].blocked() {
+                continue;
+            }
+            more |= self.read_lane(lane);
+            let port = &mut self.ports[lane];
+            port.cut();
+            let mut cx = Context::from_waker(&self.waker);
+            port.flush(&mut cx).map_err(|LaneGone| gone(lane))?;
+            if port.blocked() {
+                self.waits += 1;
+            }
+        }
+        Ok(more)
+    }
+
+    fn read_lane(&mut self, lane: usize) -> bool {
+        let port = &mut self.ports[lane];
+        let count = port.slots.len();
+        let mut more = false;
+        port.turn = (port.turn + 1) % count;
+        for index in 0..count {
+            let number = port.slots[(port.turn + index) % count];
+            let Some(slot) = self.slots.get_mut(&number) else { continue };
+            if !matches!(slot.state, State::Reading) {
+                continue;
+            }
+            let arrival_us = self.gate.arrival_us();
+            let mut burst = 0;
+            loop {
+                let chunk = &mut port.chunk;
+                if chunk.records.len() >= self.options.chunk_records
+                    || chunk.bytes.len() >= self.options.chunk_bytes
+                {
+                    return true;
+                }
+                if burst == BURST {
+                    more = true;
+                    break;
+                }
+                let Some(next) = slot.reader.next() else { break };
+                let found = match next {
+                    Ok(found) => found,
+                    Err(ReadFault::OutOfRange) => {
+                        slot.out_of_range = true;
+                        slot.state =
+                            State::Placing { position: Some(slot.next), at: Instant::now(), reason: None };
+                        more = true;
+                        break;
+                    }
+                    Err(ReadFault::Trouble(reason)) => {
+                        warn!(route = self.gate.route(), partition = %slot.at, reason, "trouble with a partition");
+                        self.trouble = Some(reason);
+                        continue;
+                    }
+                };
+                let offset = found.offset();
+                if offset < slot.next {
+                    continue;
+                }
+                slot.next = offset + 1;
+                burst += 1;
+                self.records += 1;
+                let mut pairs = vec![];
+                found.headers(&mut pairs);
+                let record = Record {
+                    payload: found.payload(),
+                    headers: Headers::Pairs(&pairs),
+                    kafka: Some(KafkaOrigin {
+                        topic: &slot.at.topic,
+                        partition: slot.at.partition,
+                        offset,
+                        key: found.key(),
+                        timestamp_ms: found.timestamp_ms(),
+                    }),
+                    arrival_us,
+                };
+                let before = chunk.records.len();
+                self.gate.name(&record, chunk);
+                assert_eq!(chunk.records.len(), before + 1, "one record has one name");
+                let named = &mut chunk.records[before];
+                named.shard = number;
+                named.position = Some(offset);
+            }
+        }
+        more
+    }
+
+    fn publish(&mut self, phase: Phase) {
+        self.published_at = Instant::now();
+        let cluster = self.source.cluster();
+        let partitions = self.slots.values().map(|slot| PartitionStatus {
+            at: slot.at.clone(),
+            shard: slot.at.shard(cluster),
+            state: slot.state.word(),
+            reason: slot.state.reason().map(str::to_owned),
+            position: slot.durable,
+            next: slot.next,
+            end: slot.end,
+        });
+        let mut status = self.shared.status.lock();
+        status.partitions = partitions.collect();
+        status.phase =
+            if self.leaving.as_ref().is_some_and(|leaving| leaving.last) { Phase::Leaving } else { phase };
+        status.trouble.clone_from(&self.trouble);
+        status.records = self.records;
+        status.skipped = self.skipped;
+        status.waits = self.waits;
+    }
+}
+
+pub(super) fn gone(lane: usize) -> String {
+    format!("lane {lane} has ended")
+}

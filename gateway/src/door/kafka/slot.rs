@@ -1,0 +1,114 @@
+//! One partition that the group gave us.
+
+use std::time::Instant;
+
+use adapters::kafka::{Commit, Reader, TopicPartition};
+
+use crate::lane::FromLane;
+
+pub(super) enum State {
+    /// The lane is asked to take the shard over; again at `again` if it could not.
+    Acquiring { again: Option<Instant>, reason: Option<String> },
+    /// To be read from `position`, or from the route's start. Not before `at` (a broker did not answer).
+    Placing { position: Option<i64>, at: Instant, reason: Option<String> },
+    /// A commit of `position` is under way that proves the group's generation; sent again at `again`.
+    Proving { position: i64, then: Then, again: Instant },
+    /// Records come.
+    Reading,
+    /// For good, until the next assignment.
+    Stopped { reason: String },
+    /// Revoked.
+    Leaving,
+}
+
+/// What a proved generation is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Read on.
+    Read,
+    /// The lane was fenced though the partition is ours: take the shard over again.
+    Acquire,
+}
+
+impl State {
+    /// For status, logs and metrics.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Acquiring { .. } => "acquiring",
+            Self::Placing { .. } => "placing",
+            Self::Proving { .. } => "proving",
+            Self::Reading => "reading",
+            Self::Stopped { .. } => "stopped",
+            Self::Leaving => "leaving",
+        }
+    }
+
+    pub(super) fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Acquiring { reason, .. } | Self::Placing { reason, .. } => reason.as_deref(),
+            Self::Stopped { reason } => Some(reason),
+            Self::Proving { .. } | Self::Reading | Self::Leaving => None,
+        }
+    }
+}
+
+pub(super) struct Slot {
+    pub(super) at: TopicPartition,
+    pub(super) lane: usize,
+    pub(super) reader: Reader,
+    pub(super) state: State,
+    /// Tells this assignment from an earlier one of the same partition.
+    pub(super) assignment: u64,
+    /// As the lane counts them.
+    pub(super) generation: u64,
+    /// The group's generation was proved since the lane took the shard over.
+    pub(super) proven: bool,
+    /// The log refused our offset: the fetcher has to be started anew.
+    pub(super) out_of_range: bool,
+    /// Next offset to read.
+    pub(super) next: i64,
+    /// Everything below has its outcome, durably.
+    pub(super) durable: Option<i64>,
+    /// The group's offset.
+    pub(super) committed: Option<i64>,
+    /// When the last commit was sent, while it has no answer.
+    pub(super) committing: Option<Instant>,
+    /// Where a `latest` start began; kept with the group's offset.
+    pub(super) start: Option<i64>,
+    /// One past the last record that can be read.
+    pub(super) end: Option<i64>,
+    /// What the lane said while its answer to `Assign` was not here yet.
+    pub(super) early: Vec<FromLane>,
+}
+
+impl Slot {
+    pub(super) fn new(reader: Reader, lane: usize, assignment: u64) -> Self {
+        Self {
+            at: reader.at().clone(),
+            lane,
+            reader,
+            state: State::Acquiring { again: None, reason: None },
+            assignment,
+            generation: 0,
+            proven: false,
+            out_of_range: false,
+            next: 0,
+            durable: None,
+            committed: None,
+            committing: None,
+            start: None,
+            end: None,
+            early: vec![],
+        }
+    }
+
+    /// What the group's offset has to follow to, if anything.
+    pub(super) fn commit(&self) -> Option<Commit> {
+        let position = self.durable.filter(|_| self.proven)?;
+        (self.committed != Some(position)).then(|| Commit {
+            at: self.at.clone(),
+            position,
+            start: self.start,
+        })
+    }
+}
