@@ -48,8 +48,7 @@ pub use status::{PartitionStatus, Phase, RelayStatus};
 pub trait RelayGate: Send + Sync + 'static {
     /// The route's name.
     fn route(&self) -> &str;
-    /// Names one record into the chunk: exactly one [`crate::naming::Named`] more, with its problem if it has one. Pure, fast; the
-    /// door sets shard and position.
+    /// Names one record into the chunk: exactly one [`crate::naming::Named`] more, with its problem if it has one. Pure, fast.
     fn name(&self, record: &Record<'_>, chunk: &mut Chunk);
     /// The arrival clock: the wall clock, raised to the floor (P11); microseconds since the epoch.
     fn arrival_us(&self) -> i64;

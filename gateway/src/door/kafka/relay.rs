@@ -306,15 +306,15 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                         offset,
                         key: found.key(),
                         timestamp_ms: found.timestamp_ms(),
+                        shard: number,
                     }),
                     arrival_us,
+                    tenant: "",
+                    index: None,
                 };
                 let before = chunk.records.len();
                 self.gate.name(&record, chunk);
                 assert_eq!(chunk.records.len(), before + 1, "one record has one name");
-                let named = &mut chunk.records[before];
-                named.shard = number;
-                named.position = Some(offset);
             }
         }
         more
