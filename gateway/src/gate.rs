@@ -1,4 +1,34 @@
 //! One route at work: [`Gate`]. Doors and library calls go through it alike.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use adapters::{sink::Mode, sqlite::{SqliteConfig, SqliteSink}};
+//! use oncegate::{gate::{Gate, Once, memory_store}, key::KeySpec, naming::Record, outcome::Outcome};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! let sink = SqliteSink::new(SqliteConfig {
+//!     create: Some("CREATE TABLE orders (id TEXT NOT NULL PRIMARY KEY, amount INTEGER NOT NULL)".into()),
+//!     row_key: vec!["id".into()],
+//!     ..SqliteConfig::new(folder.path().join("orders.db"), "orders")
+//! });
+//! let gate = Gate::builder(memory_store()).key(KeySpec::pointers(["/id"])?).sink(Arc::new(sink)).build().await?;
+//!
+//! // A record, and a copy of it.
+//! let record = Record::new(br#"{"id":"a1","amount":5}"#, 0);
+//! assert_eq!(gate.submit(record).await?, Outcome::Written);
+//! assert_eq!(gate.submit(record).await?, Outcome::Duplicate);
+//!
+//! // Any effect, once per name.
+//! let send = || async { Ok::<_, std::io::Error>("sent") };
+//! assert_eq!(gate.once("invoice-42", send).await?, Once::Ran("sent"));
+//! assert_eq!(gate.once("invoice-42", send).await?, Once::Already);
+//! gate.close().await;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -457,7 +487,7 @@ impl Gate {
         }
     }
 
-    /// Writes one record once. `Ok` if it (or an earlier copy of it) has taken effect or was found to be stale.
+    /// Writes one record once; its arrival time is set here. `Ok` if it (or an earlier copy of it) has taken effect or was found to be stale.
     ///
     /// # Cancel safety
     /// The record belongs to the lane as soon as this is polled: dropping the future cancels nothing half way.

@@ -125,3 +125,5 @@ impl std::fmt::Display for Problem {
         }
     }
 }
+
+impl std::error::Error for Problem {}
