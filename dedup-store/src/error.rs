@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::block::BlockError;
+use crate::{block::BlockError, disk::Fail};
 
 /// Which budget is used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,4 +67,13 @@ pub enum StoreError {
     /// IO.
     #[error("store: {0}")]
     Io(String),
+}
+
+impl From<Fail> for StoreError {
+    fn from(fail: Fail) -> Self {
+        match fail {
+            Fail::Unusable(text) => StoreError::Unusable(text),
+            Fail::Full(text) | Fail::Io(text) => StoreError::Io(text),
+        }
+    }
 }

@@ -301,6 +301,10 @@ impl State {
         self.slots.keys()
     }
 
+    pub(crate) fn width_ms(&self) -> i64 {
+        self.slots.width_ms()
+    }
+
     pub(crate) fn slots(&self) -> Vec<SlotStats> {
         self.slots.stats()
     }

@@ -1,17 +1,31 @@
 //! One route's store: [`Store`]. Locks, waits and disk around [`State`], which decides.
 
-use std::path::Path;
+use std::{
+    fs::{self, File},
+    path::Path,
+    sync::Arc,
+    thread::JoinHandle,
+    time::Instant,
+};
 
 use parking_lot::Mutex;
 
 use crate::{
     block::{Block, Entry},
+    committer::{self, Held, Shared},
+    disk::{self, Disk, Folder},
     error::{Budget, StoreError},
+    files::Files,
     fingerprint::{Fingerprint, Hasher, Identity},
-    floors::{Checkpoint, Floors, Spans},
+    floors::{Checkpoint, Clock, Floors, Spans},
     state::{Item, State, Verdict},
+    stats::Stats,
     table::slot_width_ms,
 };
+
+/// Settlements on their way to disk: above the first, the committer goes at once; above the second, settling waits for it.
+const HASTE_BYTES: u64 = 8 << 20;
+const WAIT_BYTES: u64 = 64 << 20;
 
 /// How a route's store is kept.
 #[derive(Clone, Debug)]
@@ -45,47 +59,87 @@ impl StoreOptions {
 pub struct Ticket(pub u64);
 
 /// Remembers one route's keys. All methods take `&self`; lanes call from several threads.
+///
+/// After any IO error but a full disk every call answers [`StoreError::Stopped`]. Dropping the store makes durable what was
+/// settled, as far as it can.
 pub struct Store {
     options: StoreOptions,
-    inner: Mutex<Inner>,
+    shared: Arc<Shared>,
+    committer: Option<JoinHandle<()>>,
+    /// Held while the store is open.
+    _lock: Option<File>,
 }
 
-struct Inner {
-    state: State,
-    bound: Option<(Identity, Hasher)>,
-    /// G of the last durable checkpoint, ms.
-    retire_ms: i64,
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("options", &self.options).finish_non_exhaustive()
+    }
 }
 
 impl Store {
     /// Opens or makes the store in `folder`; takes an exclusive lock; replays the tail.
-    pub fn open(folder: &Path, _options: StoreOptions) -> Result<Self, StoreError> {
-        Err(StoreError::Unusable(format!(
-            "store {}: this build keeps stores in memory only",
-            folder.display()
-        )))
+    pub fn open(folder: &Path, options: StoreOptions) -> Result<Self, StoreError> {
+        fs::create_dir_all(folder)
+            .map_err(|error| StoreError::Io(format!("cannot make folder {}: {error}", folder.display())))?;
+        let lock = disk::lock(folder)?;
+        let mut store = Self::open_on(Arc::new(Folder::new(folder)), options)?;
+        store._lock = Some(lock);
+        Ok(store)
+    }
+
+    /// [`Store::open`] on any disk, without its lock.
+    pub(crate) fn open_on(disk: Arc<dyn Disk>, options: StoreOptions) -> Result<Self, StoreError> {
+        let width_ms = slot_width_ms(options.window_ms, options.lateness_ms);
+        let mut files = Files::open(disk, width_ms, options.max_disk_bytes)?;
+        let mut state = State::new(options.spans(), files.manifest().width_ms);
+        let standing = files.standing();
+        let floor_ms = files.manifest().floor_ms.max(standing.retire_ms);
+        let clock = Clock::restore(standing.checkpoints.values().cloned().collect(), standing.watermark_ms);
+        state.restore(clock, floor_ms, standing.intents.clone());
+        files.replay(|block| state.learn(block, |_| {}))?;
+        let mut held = Held::new(state, files.last_group());
+        held.retire_ms = floor_ms;
+        held.bound =
+            files.manifest().identity.as_ref().map(|identity| (identity.clone(), Hasher::new(identity)));
+        held.measure(&files);
+        let shared = Arc::new(Shared::new(held, Some(files), options.commit_interval_ms));
+        let committer = std::thread::Builder::new()
+            .name("store-committer".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || committer::run(&shared)
+            })
+            .map_err(|error| StoreError::Io(format!("cannot start the committer: {error}")))?;
+        Ok(Store { options, shared, committer: Some(committer), _lock: None })
     }
 
     /// Keeps nothing on disk (tests, instances without a durable disk in front of a `Transactional` sink).
     pub fn in_memory(options: StoreOptions) -> Self {
         let state = State::new(options.spans(), slot_width_ms(options.window_ms, options.lateness_ms));
-        Store { options, inner: Mutex::new(Inner { state, bound: None, retire_ms: i64::MIN }) }
+        let shared = Shared::new(Held::new(state, 0), None, options.commit_interval_ms);
+        Store { options, shared: Arc::new(shared), committer: None, _lock: None }
     }
 
     /// The identity that the store was bound to, if any.
     pub fn identity(&self) -> Option<Identity> {
-        self.inner.lock().bound.as_ref().map(|(identity, _)| identity.clone())
+        self.shared.held.lock().bound.as_ref().map(|(identity, _)| identity.clone())
     }
 
-    /// Binds the store to its route; refuses another identity than the one it holds.
+    /// Binds the store to its route, durably; refuses another identity than the one it holds.
     pub fn bind(&self, identity: &Identity) -> Result<Hasher, StoreError> {
-        let mut inner = self.inner.lock();
-        match &inner.bound {
+        let mut files = self.shared.files.as_ref().map(Mutex::lock);
+        let mut held = self.shared.held.lock();
+        held.check()?;
+        match &held.bound {
             Some((bound, hasher)) if bound == identity => Ok(hasher.clone()),
             Some((bound, _)) => Err(StoreError::Unusable(differs(bound, identity))),
             None => {
+                if let Some(files) = &mut files {
+                    files.bind(identity).map_err(|fail| held.failed(fail))?;
+                    held.measure(files);
+                }
                 let hasher = Hasher::new(identity);
-                inner.bound = Some((identity.clone(), hasher.clone()));
+                held.bound = Some((identity.clone(), hasher.clone()));
                 Ok(hasher)
             }
         }
@@ -93,6 +147,14 @@ impl Store {
 
     /// Checks `items` in order and claims what is new for `lane`; one verdict an item, appended to `verdicts`.
     /// `ahead_ms`: the latest event time that may be new. On an error nothing was claimed.
+    ///
+    /// | known of the key | verdict |
+    /// | --- | --- |
+    /// | settled, at any age | `Duplicate` or `Mismatch` |
+    /// | claimed, perhaps earlier in `items` | `InFlight` |
+    /// | nothing, below the floor | `Late`, or `New { late: true }` with [`Item::admit_late`] |
+    /// | nothing, above `ahead_ms` | `Ahead` |
+    /// | nothing | `New`, and claimed |
     pub fn claim(
         &self,
         lane: u32,
@@ -100,22 +162,18 @@ impl Store {
         items: &[Item],
         verdicts: &mut Vec<Verdict>,
     ) -> Result<(), StoreError> {
-        let mut inner = self.inner.lock();
-        let used = inner.state.bytes();
-        if used >= self.options.max_memory_bytes {
-            return Err(StoreError::Full {
-                budget: Budget::Memory,
-                used,
-                bound: self.options.max_memory_bytes,
-            });
-        }
-        inner.state.claim(lane, ahead_ms, items, verdicts);
+        let mut held = self.shared.held.lock();
+        held.check()?;
+        held.check_room(&self.options)?;
+        held.state.claim(lane, ahead_ms, items, verdicts);
         Ok(())
     }
 
     /// What is settled under a key, without claiming: the door's fast path for duplicates.
     pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Entry>, StoreError> {
-        Ok(self.inner.lock().state.peek(fingerprint))
+        let held = self.shared.held.lock();
+        held.check()?;
+        Ok(held.state.peek(fingerprint))
     }
 
     /// Whether a key is claimed by some lane and not yet settled or released.
@@ -124,88 +182,241 @@ impl Store {
     }
 
     /// The batch took effect: its facts replace the claims, and `checkpoints` move on, in one group commit.
-    /// Blocks are taken in the order given; a key that is known already keeps its fact.
+    /// Blocks are taken in the order given; a key that is known already keeps its fact, but for a refusal, which yields to an
+    /// effect (P2). A checkpoint that lies behind the known one moves only watermark and floor, and those only up. Also for
+    /// facts learnt from marks. Never refused for lack of room.
     pub fn settle(
         &self,
         checkpoints: &[Checkpoint],
         blocks: &[Block],
         now_ms: i64,
     ) -> Result<Ticket, StoreError> {
-        let mut inner = self.inner.lock();
-        let inner = &mut *inner;
-        let (_, hasher) = inner.bound.as_ref().ok_or(StoreError::Unbound)?;
+        let mut held = self.shared.held.lock();
+        self.shared.wait_below(&mut held, WAIT_BYTES);
+        held.check()?;
+        let held = &mut *held;
+        let (_, hasher) = held.bound.as_ref().ok_or(StoreError::Unbound)?;
         blocks.iter().try_for_each(|block| block.check_identity(hasher))?;
+        let durable = self.shared.files.is_some();
         for block in blocks {
-            inner.state.learn(block, |_| {});
+            let gone = &mut held.pending.intents;
+            let newest_ms = held.state.learn(block, |intent| {
+                gone.insert(*intent, false);
+            });
+            if durable {
+                held.pending.blocks.push(block.bytes.clone());
+                held.pending.bytes += block.bytes.len() as u64;
+                held.pending.newest_ms = held.pending.newest_ms.max(newest_ms);
+            }
         }
         for checkpoint in checkpoints {
-            inner.state.settle_checkpoint(checkpoint, now_ms);
+            let stands = held.state.settle_checkpoint(checkpoint, now_ms);
+            held.pending.checkpoints.insert(Arc::clone(&stands.shard), stands);
         }
-        let watermark_ms = inner.state.advance(now_ms);
-        inner.retire_ms = inner.retire_ms.max(inner.state.retire_ms(watermark_ms));
-        Ok(Ticket(0))
+        held.advance(now_ms);
+        let ticket = held.queue(durable);
+        if held.pending.bytes >= HASTE_BYTES {
+            held.wanted = held.wanted.max(ticket.0);
+        }
+        self.shared.work.notify_one();
+        Ok(ticket)
     }
 
     /// Gives claims of `lane` back: their writes surely did not take effect.
     pub fn release(&self, lane: u32, fingerprints: &[Fingerprint]) {
-        let mut inner = self.inner.lock();
-        fingerprints.iter().for_each(|fingerprint| inner.state.release(lane, fingerprint));
+        let mut held = self.shared.held.lock();
+        fingerprints.iter().for_each(|fingerprint| held.state.release(lane, fingerprint));
     }
 
     /// Gives all claims of `lane` back.
     pub fn release_lane(&self, lane: u32) {
-        self.inner.lock().state.release_lane(lane);
+        self.shared.held.lock().state.release_lane(lane);
     }
 
-    /// Waits until the group of `ticket` is on disk.
-    pub fn wait_durable(&self, _ticket: Ticket) -> Result<(), StoreError> {
-        Ok(())
+    /// The group of the last settlement: once it is durable, so is every fact that a verdict so far has spoken of.
+    pub fn latest(&self) -> Ticket {
+        self.shared.held.lock().latest()
+    }
+
+    /// Waits until the group of `ticket` is on disk; the committer then does not wait for company. `Full` says that the disk
+    /// has no room now: the settlement is kept, and gets there once room is made, so ask again.
+    pub fn wait_durable(&self, ticket: Ticket) -> Result<(), StoreError> {
+        let mut held = self.shared.held.lock();
+        let ticket = ticket.min(held.latest());
+        loop {
+            held.check()?;
+            if held.durable >= ticket.0 {
+                return Ok(());
+            }
+            held.check_disk()?;
+            held.wanted = held.wanted.max(ticket.0);
+            self.shared.work.notify_one();
+            self.shared.done.wait(&mut held);
+        }
     }
 
     /// The last known checkpoint of a shard.
     pub fn checkpoint(&self, shard: &str) -> Option<Checkpoint> {
-        self.inner.lock().state.checkpoint(shard).cloned()
+        self.shared.held.lock().state.checkpoint(shard).cloned()
     }
 
-    /// Drops every fact, claim, floor and checkpoint (P6: the sink went back); durable when it returns.
+    /// Drops every fact, claim, floor and checkpoint (P6: the sink went back); durable when it returns. The identity stays, and
+    /// so do begun effects, which no sink can prove.
     pub fn discard(&self) -> Result<(), StoreError> {
-        let mut inner = self.inner.lock();
-        inner.state.discard();
-        inner.retire_ms = i64::MIN;
+        let mut files = self.shared.files.as_ref().map(Mutex::lock);
+        let mut held = self.shared.held.lock();
+        held.check()?;
+        if let Some(files) = &mut files {
+            // Effects that were begun or ended since the last group are in no file yet, and are no facts: they stay as they are.
+            let intents = held.state.intents().clone();
+            files.discard(intents).map_err(|fail| held.failed(fail))?;
+            files.skip_to(held.pending.number);
+            held.measure(files);
+        }
+        held.discard();
+        self.shared.done.notify_all();
         Ok(())
     }
 
-    /// Retires slots below the floor of the last durable checkpoint, and says the floors.
+    /// Retires slots below the floor of the last durable checkpoint, unlinks tails that hold nothing else, and says the floors.
+    /// Call it about once a second. On a full disk this is what makes room.
     pub fn expire(&self, now_ms: i64) -> Result<Floors, StoreError> {
-        let mut inner = self.inner.lock();
-        let watermark_ms = inner.state.advance(now_ms);
-        inner.retire_ms = inner.retire_ms.max(inner.state.retire_ms(watermark_ms));
-        let retire_ms = inner.retire_ms;
-        inner.state.expire(retire_ms);
-        Ok(inner.state.floors(now_ms, retire_ms))
+        let mut files = self.shared.files.as_ref().map(Mutex::lock);
+        let mut held = self.shared.held.lock();
+        held.check()?;
+        if held.advance(now_ms) {
+            held.queue(files.is_some());
+            self.shared.work.notify_one();
+        }
+        let pressed = held.disk_full.is_some();
+        // With no room for a group, the floor alone is made durable, in the manifest.
+        let floor_ms = if pressed { held.pending.retire_ms.max(held.retire_ms) } else { held.retire_ms };
+        if let Some(files) = &mut files {
+            drop(held);
+            let forgot = files.forget(floor_ms, pressed);
+            held = self.shared.held.lock();
+            match forgot {
+                Ok(()) => held.measure(files),
+                Err(fail) => return Err(held.failed(fail)),
+            }
+        }
+        held.retire_ms = held.retire_ms.max(floor_ms);
+        held.state.expire(floor_ms);
+        self.shared.work.notify_one();
+        Ok(held.state.floors(now_ms, held.retire_ms))
     }
 
     /// The floors, without retiring anything.
     pub fn floors(&self, now_ms: i64) -> Floors {
-        let inner = self.inner.lock();
-        inner.state.floors(now_ms, inner.retire_ms)
+        let held = self.shared.held.lock();
+        held.state.floors(now_ms, held.retire_ms)
     }
 
     /// An intent to run an effect that no sink can prove: durable when it returns (`Gate::once`).
-    /// False if one was there already.
+    /// False if one was there already: that one's outcome is unknown.
     pub fn begin_effect(&self, fingerprint: &Fingerprint) -> Result<bool, StoreError> {
-        Ok(self.inner.lock().state.intents_mut().insert(*fingerprint))
+        let Some(ticket) = self.change_intent(fingerprint, true)? else { return Ok(false) };
+        if let Err(error) = self.wait_durable(ticket) {
+            // The caller will not run it.
+            if !matches!(error, StoreError::Stopped { .. }) {
+                self.change_intent(fingerprint, false)?;
+            }
+            return Err(error);
+        }
+        Ok(true)
     }
 
     /// Whether an effect was begun and neither settled nor given back: its outcome is unknown.
     pub fn effect_pending(&self, fingerprint: &Fingerprint) -> Result<bool, StoreError> {
-        Ok(self.inner.lock().state.intents().contains(fingerprint))
+        let held = self.shared.held.lock();
+        held.check()?;
+        Ok(held.state.intents().contains(fingerprint))
     }
 
     /// The effect surely did not happen; durable when it returns.
     pub fn cancel_effect(&self, fingerprint: &Fingerprint) -> Result<(), StoreError> {
-        self.inner.lock().state.intents_mut().remove(fingerprint);
-        Ok(())
+        match self.change_intent(fingerprint, false)? {
+            Some(ticket) => self.wait_durable(ticket),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins or ends an intent; none if that changes nothing.
+    fn change_intent(&self, fingerprint: &Fingerprint, begun: bool) -> Result<Option<Ticket>, StoreError> {
+        let mut held = self.shared.held.lock();
+        held.check()?;
+        if held.bound.is_none() {
+            return Err(StoreError::Unbound);
+        }
+        let intents = held.state.intents_mut();
+        let changed = if begun { intents.insert(*fingerprint) } else { intents.remove(fingerprint) };
+        if !changed {
+            return Ok(None);
+        }
+        held.pending.intents.insert(*fingerprint, begun);
+        let ticket = held.queue(self.shared.files.is_some());
+        self.shared.work.notify_one();
+        Ok(Some(ticket))
+    }
+
+    /// What the store holds now.
+    pub fn stats(&self, now_ms: i64) -> Stats {
+        let held = self.shared.held.lock();
+        Stats {
+            keys: held.state.keys(),
+            claims: held.state.claims(),
+            effects_pending: held.state.intents().len() as u64,
+            slot_width_ms: held.state.width_ms(),
+            slots: held.state.slots(),
+            memory_bytes: held.memory_bytes(),
+            disk_bytes: held.disk_bytes,
+            tails: held.tails.clone(),
+            floors: held.state.floors(now_ms, held.retire_ms),
+            floor_ms: held.state.floor_ms(),
+            checkpoints: held.state.checkpoints(),
+            groups: (held.latest().0, held.durable),
+            disk_full: held.disk_full.clone(),
+            stopped: held.stopped.clone(),
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.held.lock().closing = true;
+        self.shared.work.notify_all();
+        if let Some(committer) = self.committer.take()
+            && committer.join().is_err()
+        {
+            tracing::error!("the store's committer panicked");
+        }
+    }
+}
+
+impl Held {
+    fn check_room(&self, options: &StoreOptions) -> Result<(), StoreError> {
+        self.check_disk()?;
+        let budgets = [
+            (Budget::Memory, self.memory_bytes(), options.max_memory_bytes),
+            (Budget::Disk, self.disk_bytes + self.pending.bytes, options.max_disk_bytes),
+        ];
+        match budgets.into_iter().find(|(_, used, bound)| used >= bound) {
+            Some((budget, used, bound)) => Err(StoreError::Full { budget, used, bound }),
+            None => Ok(()),
+        }
+    }
+
+    /// Marks what is pending as to be committed; answers with its ticket. A store in memory is done at once.
+    fn queue(&mut self, durable: bool) -> Ticket {
+        let ticket = Ticket(self.pending.number);
+        if durable {
+            self.since.get_or_insert_with(Instant::now);
+        } else {
+            self.take();
+            self.durable = ticket.0;
+            self.retire_ms = self.retire_ms.max(self.pending.retire_ms);
+        }
+        ticket
     }
 }
 

@@ -1,0 +1,204 @@
+//! Which files make up the store, and whose it is: [`Manifest`], kept in `manifest.redb`.
+
+use std::collections::BTreeMap;
+
+use redb::{Database, ReadableDatabase, TableDefinition};
+
+use crate::{
+    disk::{Container, Disk, Fail},
+    fingerprint::{Algorithm, Hasher, Identity},
+    rows::{self, Reader, Writer},
+};
+
+const NAME: &str = "manifest.redb";
+/// The manifest on its way to be: renamed once it is whole.
+const NEW_NAME: &str = "manifest.new";
+const KIND: &str = "manifest";
+const CACHE_BYTES: usize = 1 << 20;
+const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("manifest");
+
+/// What a tail holds once nothing is added to it any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sealed {
+    /// Number of its last group.
+    pub(crate) group: u64,
+    /// Chained checksum of all its rows.
+    pub(crate) chain: u64,
+    /// Newest event time of its blocks, ms; none if it has no blocks.
+    pub(crate) newest_ms: Option<i64>,
+}
+
+/// What `manifest.redb` says. One row, replaced whole.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    /// None before the first bind.
+    pub(crate) identity: Option<Identity>,
+    /// Chosen when the store was made.
+    pub(crate) width_ms: i64,
+    /// Facts below it are forgotten, ms.
+    pub(crate) floor_ms: i64,
+    /// Counts openings: the fencing token of whoever opened it last.
+    pub(crate) fence: u64,
+    /// Live tails by generation; only the last one is not sealed.
+    pub(crate) tails: BTreeMap<u64, Option<Sealed>>,
+}
+
+impl Manifest {
+    pub(crate) fn new(width_ms: i64) -> Self {
+        Manifest { identity: None, width_ms, floor_ms: i64::MIN, fence: 0, tails: BTreeMap::new() }
+    }
+
+    pub(crate) fn hasher(&self) -> Option<Hasher> {
+        self.identity.as_ref().map(Hasher::new)
+    }
+
+    /// Whether a file of this name is a manifest, whole or not.
+    pub(crate) fn is_named(name: &str) -> bool {
+        name == NAME || name == NEW_NAME
+    }
+
+    /// Reads the manifest; none if there is none.
+    pub(crate) fn load(disk: &dyn Disk, names: &[String]) -> Result<Option<Self>, Fail> {
+        if names.iter().any(|name| name == NEW_NAME) {
+            disk.remove(NEW_NAME)
+                .map_err(|error| Fail::of_io("cannot remove an unfinished manifest", &error))?;
+        }
+        if names.iter().any(|name| name == NAME) { Self::read(disk).map(Some) } else { Ok(None) }
+    }
+
+    /// Reads the manifest that is there.
+    pub(crate) fn read(disk: &dyn Disk) -> Result<Self, Fail> {
+        let container = Container::open(disk, NAME, false, CACHE_BYTES)?;
+        let manifest = Self::read_from(&container)?;
+        container.close()?;
+        Ok(manifest)
+    }
+
+    fn read_from(container: &Container) -> Result<Self, Fail> {
+        let row = |name| read_row(container, &container.db, name);
+        let content = row("content")?;
+        let about = row("about")?;
+        // The version decides whether the content can be read at all.
+        let version = rows::check_about(&about, KIND, None);
+        let manifest = match version {
+            Err(text) if text.contains("format version") => return Err(container.unusable(text)),
+            _ => Self::decode(&content).map_err(|text| container.unusable(text))?,
+        };
+        rows::check_about(&about, KIND, manifest.hasher().as_ref())
+            .map_err(|text| container.unusable(text))?;
+        Ok(manifest)
+    }
+
+    /// Makes the first manifest: whole under another name first, since a half-made one could not be told from a damaged one.
+    pub(crate) fn make(&self, disk: &dyn Disk) -> Result<(), Fail> {
+        let named = |error| Fail::of_io("cannot name the manifest", &error);
+        disk.remove(NEW_NAME).map_err(named)?;
+        let container = Container::open(disk, NEW_NAME, true, CACHE_BYTES)?;
+        self.write_to(&container)?;
+        container.close()?;
+        disk.rename(NEW_NAME, NAME).map_err(named)?;
+        disk.sync_folder().map_err(named)
+    }
+
+    /// Replaces the manifest. When it fails for lack of room, what is on disk is looked up: an error means that the old one stands.
+    pub(crate) fn replace(&self, disk: &dyn Disk) -> Result<(), Fail> {
+        let container = Container::open(disk, NAME, false, CACHE_BYTES)?;
+        match self.write_to(&container) {
+            Ok(()) => {
+                // A close that fails leaves a committed manifest that needs a repair when it is next opened.
+                match container.close() {
+                    Err(Fail::Full(_)) | Ok(()) => Ok(()),
+                    Err(other) => Err(other),
+                }
+            }
+            Err(full @ Fail::Full(_)) => {
+                drop(container);
+                if Self::read(disk)? == *self { Ok(()) } else { Err(full) }
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    fn write_to(&self, container: &Container) -> Result<(), Fail> {
+        let txn = container.db.begin_write().map_err(|error| container.fail(error))?;
+        {
+            let mut table = txn.open_table(TABLE).map_err(|error| container.fail(error))?;
+            let about = rows::about(KIND, self.hasher().as_ref());
+            table.insert("about", &*about).map_err(|error| container.fail(error))?;
+            table.insert("content", &*self.encode()).map_err(|error| container.fail(error))?;
+        }
+        txn.commit().map_err(|error| container.fail(error))
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let row = match &self.identity {
+            None => Writer::default().u8(0),
+            Some(identity) => Writer::default()
+                .u8(identity.algorithm as u8)
+                .bytes(&identity.route_id)
+                .u64(identity.key_spec_id)
+                .bytes(&identity.secret),
+        };
+        let row = row.i64(self.width_ms).i64(self.floor_ms).u64(self.fence).u32(self.tails.len() as u32);
+        let tails = self.tails.iter().fold(row, |row, (generation, sealed)| {
+            let row = row.u64(*generation);
+            match sealed {
+                None => row.u8(0),
+                Some(sealed) => row.u8(1).u64(sealed.group).u64(sealed.chain).option(sealed.newest_ms),
+            }
+        });
+        tails.seal()
+    }
+
+    fn decode(row: &[u8]) -> Result<Self, String> {
+        let mut row = Reader::open(row)?;
+        let identity = match row.u8()? {
+            0 => None,
+            number => Some(Identity {
+                algorithm: Algorithm::from_number(number)
+                    .ok_or_else(|| format!("algorithm {number} is unknown to this build"))?,
+                route_id: row.array()?,
+                key_spec_id: row.u64()?,
+                secret: row.array()?,
+            }),
+        };
+        let mut manifest = Manifest { identity, ..Manifest::new(row.i64()?) };
+        (manifest.floor_ms, manifest.fence) = (row.i64()?, row.u64()?);
+        for _ in 0..row.u32()? {
+            let generation = row.u64()?;
+            let sealed = match row.u8()? {
+                0 => None,
+                _ => Some(Sealed { group: row.u64()?, chain: row.u64()?, newest_ms: row.option()? }),
+            };
+            manifest.tails.insert(generation, sealed);
+        }
+        row.end()?;
+        Ok(manifest)
+    }
+}
+
+/// One row of a `&str -> &[u8]` table named as the container's kind.
+fn read_row(container: &Container, db: &Database, name: &str) -> Result<Vec<u8>, Fail> {
+    let txn = db.begin_read().map_err(|error| container.fail(error))?;
+    let table = txn.open_table(TABLE).map_err(|error| container.fail(error))?;
+    let row = table.get(name).map_err(|error| container.fail(error))?;
+    Ok(row.ok_or_else(|| container.unusable(format_args!("its row {name:?} is missing")))?.value().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_comes_back_as_it_was() {
+        let identity =
+            Identity { route_id: [3; 16], key_spec_id: 4, algorithm: Algorithm::SipHash24, secret: [5; 192] };
+        let sealed = Sealed { group: 7, chain: 8, newest_ms: Some(-9) };
+        let tails =
+            BTreeMap::from([(1, Some(Sealed { newest_ms: None, ..sealed })), (2, Some(sealed)), (3, None)]);
+        let full = Manifest { identity: Some(identity), floor_ms: -1, fence: 6, tails, ..Manifest::new(10) };
+        for manifest in [Manifest::new(1), full] {
+            assert!(Manifest::decode(&manifest.encode()).unwrap() == manifest);
+        }
+    }
+}

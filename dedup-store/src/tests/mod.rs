@@ -1,0 +1,4 @@
+//! Tests over whole stores.
+
+mod folder;
+mod protocol;

@@ -1,0 +1,231 @@
+//! Rules of the protocol, over a store in memory: what holds there holds on disk, where `folder` and `crash` test the rest.
+
+use crate::{testing::*, *};
+
+fn store() -> Store {
+    let store = Store::in_memory(options());
+    store.bind(&identity()).unwrap();
+    store
+}
+
+const NEW: Verdict = Verdict::New { late: false };
+
+#[test]
+fn p7_order_of_the_check() {
+    let store = store();
+    settle(&store, "a", 1, [1], 100_000);
+    settle(&store, "a", 2, [2], 1_000);
+    let floor_ms = 98_000;
+    let at = |number, event_ms| Item { floor_ms, ..item(number, event_ms) };
+    let mut verdicts = Vec::new();
+    let items = [
+        at(1, 100_000),
+        Item { digest: Digest(99), ..at(1, 100_000) },
+        // A hit counts at any age, also when the record itself is late or ahead.
+        at(2, 0),
+        at(2, 900_000),
+        at(3, 98_000),
+        at(3, 98_000),
+        Item { digest: Digest(99), ..at(3, 0) },
+        at(4, 97_999),
+        Item { admit_late: true, ..at(5, 97_999) },
+        at(6, 200_001),
+        at(7, 200_000),
+    ];
+    store.claim(7, 200_000, &items, &mut verdicts).unwrap();
+    assert_eq!(
+        verdicts,
+        [
+            Verdict::Duplicate(Settled::Written),
+            Verdict::Mismatch(Settled::Written),
+            Verdict::Duplicate(Settled::Written),
+            Verdict::Duplicate(Settled::Written),
+            NEW,
+            Verdict::InFlight { lane: 7, same: true },
+            Verdict::InFlight { lane: 7, same: false },
+            Verdict::Late { floor_ms },
+            Verdict::New { late: true },
+            Verdict::Ahead { limit_ms: 200_000 },
+            NEW,
+        ]
+    );
+    assert_eq!(store.stats(0).claims, 3);
+}
+
+#[test]
+fn rule1_a_claim_is_no_evidence_of_delivery() {
+    let store = store();
+    assert_eq!(claim(&store, 1, item(1, 0)), NEW);
+    assert_eq!(claim(&store, 2, item(1, 0)), Verdict::InFlight { lane: 1, same: true });
+    assert_eq!(store.peek(&key(1)).unwrap(), None);
+    store.release(2, &[key(1)]);
+    assert_eq!(
+        claim(&store, 2, item(1, 0)),
+        Verdict::InFlight { lane: 1, same: true },
+        "lane 2 holds nothing"
+    );
+    store.release(1, &[key(1)]);
+    assert_eq!(claim(&store, 2, item(1, 0)), NEW);
+    store.release_lane(2);
+    assert_eq!(claim(&store, 3, item(1, 0)), NEW);
+    settle(&store, "a", 1, [1], 0);
+    assert_eq!(claim(&store, 4, item(1, 0)), Verdict::Duplicate(Settled::Written));
+    assert_eq!(store.peek(&key(1)).unwrap(), Some(fact(1, 0, Settled::Written)));
+    store.release_lane(3);
+    assert_eq!(
+        claim(&store, 4, item(1, 0)),
+        Verdict::Duplicate(Settled::Written),
+        "a fact is not given back"
+    );
+}
+
+#[test]
+fn p2_a_refusal_yields_to_a_replay_of_its_dead_letter_only() {
+    for refused in [Settled::Rejected, Settled::DeadLettered] {
+        let store = store();
+        store.settle(&[], &[block("a", 1, vec![fact(1, 50, refused)])], 0).unwrap();
+        assert_eq!(claim(&store, 1, item(1, 50)), Verdict::Duplicate(refused));
+        let replay = Item { replay_dead_letter: true, digest: Digest(77), ..item(1, 50) };
+        assert_eq!(claim(&store, 1, replay), NEW);
+        assert_eq!(claim(&store, 2, replay), Verdict::InFlight { lane: 1, same: true });
+        let late = Item { floor_ms: 51, ..replay };
+        assert_eq!(claim(&store, 2, late), Verdict::InFlight { lane: 1, same: true });
+        store.release_lane(1);
+        assert_eq!(
+            claim(&store, 2, late),
+            Verdict::Late { floor_ms: 51 },
+            "it may have taken effect before (P10)"
+        );
+        assert_eq!(claim(&store, 1, replay), NEW);
+        let written = Entry { digest: Digest(77), ..fact(1, 50, Settled::Written) };
+        store.settle(&[], &[block("a", 2, vec![written])], 0).unwrap();
+        assert_eq!(store.peek(&key(1)).unwrap(), Some(written));
+        assert_eq!(claim(&store, 1, replay), Verdict::Duplicate(Settled::Written));
+        assert_eq!(store.stats(0).keys, 1);
+    }
+}
+
+#[test]
+fn p12_a_forgotten_key_is_new_again_and_a_catch_up_does_not_bring_it_back() {
+    let store = store();
+    settle(&store, "a", 1, [1, 2], 100);
+    let forget = block("a", 2, vec![fact(1, 100, Settled::Forgotten)]);
+    store.settle(&[checkpoint("a", 2, 100)], &[forget], 0).unwrap();
+    // The marks are read again from the start.
+    settle(&store, "a", 1, [1, 2], 100);
+    assert_eq!(store.peek(&key(1)).unwrap(), None);
+    assert_eq!(claim(&store, 1, item(2, 100)), Verdict::Duplicate(Settled::Written));
+    assert_eq!(claim(&store, 1, item(1, 100)), NEW);
+    settle(&store, "a", 3, [1], 100);
+    assert_eq!(claim(&store, 1, item(1, 100)), Verdict::Duplicate(Settled::Written));
+}
+
+#[test]
+fn p12_forgetting_leaves_a_record_in_flight_alone() {
+    let store = store();
+    assert_eq!(claim(&store, 1, item(1, 100)), NEW);
+    store.settle(&[], &[block("a", 1, vec![fact(1, 100, Settled::Forgotten)])], 0).unwrap();
+    assert_eq!(claim(&store, 2, item(1, 100)), Verdict::InFlight { lane: 1, same: true });
+}
+
+#[test]
+fn p11_the_store_admits_nothing_below_its_own_floor_and_the_window() {
+    let store = store();
+    settle(&store, "a", 1, [1], 1_000);
+    settle(&store, "a", 2, [2], 50_000);
+    let floors = store.expire(50_000).unwrap();
+    // G = 50,000 - 2,000 - 10,000.
+    assert_eq!(floors, Floors { watermark_ms: Some(50_000), retire_ms: 38_000 });
+    assert_eq!(store.floors(50_000), floors);
+    assert_eq!(
+        claim(&store, 1, item(1, 1_000)),
+        Verdict::Late { floor_ms: 48_000 },
+        "forgotten, so never new"
+    );
+    assert_eq!(claim(&store, 1, item(3, 47_999)), Verdict::Late { floor_ms: 48_000 });
+    assert_eq!(
+        claim(&store, 1, Item { floor_ms: 49_000, ..item(3, 48_999) }),
+        Verdict::Late { floor_ms: 49_000 }
+    );
+    assert_eq!(claim(&store, 1, item(3, 48_000)), NEW);
+    assert_eq!(claim(&store, 1, item(2, 50_000)), Verdict::Duplicate(Settled::Written));
+}
+
+#[test]
+fn p11_facts_below_the_floor_are_dropped_on_load() {
+    let store = store();
+    settle(&store, "a", 1, [1], 50_000);
+    store.expire(50_000).unwrap();
+    assert_eq!(claim(&store, 1, Item { admit_late: true, ..item(2, 37_999) }), Verdict::New { late: true });
+    settle(&store, "b", 1, [2, 3], 37_999);
+    settle(&store, "b", 2, [4], 38_000);
+    assert_eq!(store.stats(0).keys, 2);
+    assert_eq!(store.stats(0).claims, 0);
+}
+
+#[test]
+fn rule9_a_duplicate_does_not_extend_a_keys_life() {
+    let store = store();
+    settle(&store, "a", 1, [1], 1_000);
+    settle(&store, "a", 2, [1], 50_000);
+    assert_eq!(store.peek(&key(1)).unwrap().unwrap().event_ms, 1_000);
+    store.expire(50_000).unwrap();
+    assert_eq!(store.stats(0).keys, 0);
+}
+
+#[test]
+fn p6_discard_drops_facts_claims_floors_and_checkpoints() {
+    let store = store();
+    settle(&store, "a", 5, [1], 50_000);
+    store.expire(50_000).unwrap();
+    claim(&store, 1, item(2, 50_000));
+    store.discard().unwrap();
+    assert_eq!(store.checkpoint("a"), None);
+    assert_eq!(store.floors(0), Floors { watermark_ms: None, retire_ms: i64::MIN });
+    assert_eq!(claim(&store, 1, item(2, 0)), NEW);
+    assert_eq!(claim(&store, 1, item(1, 0)), NEW);
+    assert!(store.identity().is_some());
+    settle(&store, "a", 1, [1], 0);
+    assert_eq!(store.checkpoint("a").unwrap().sequence, 1);
+}
+
+#[test]
+fn a_full_memory_refuses_claims_and_not_settlements_and_recovers_by_expiry() {
+    let store = Store::in_memory(StoreOptions { max_memory_bytes: 100_000, ..options() });
+    store.bind(&identity()).unwrap();
+    settle(&store, "a", 1, 0..5_000, 1_000);
+    let error = store.claim(1, i64::MAX, &[item(9_999, 1_000)], &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, StoreError::Full { budget: Budget::Memory, bound: 100_000, .. }), "{error}");
+    assert!(
+        error.to_string().contains("max_memory_bytes") && error.to_string().contains("100000"),
+        "{error}"
+    );
+    settle(&store, "a", 2, [], 50_000);
+    store.expire(50_000).unwrap();
+    assert_eq!(claim(&store, 1, item(9_999, 50_000)), NEW);
+}
+
+#[test]
+fn facts_of_another_route_are_refused() {
+    let store = Store::in_memory(options());
+    let facts = [block("a", 1, vec![fact(1, 0, Settled::Written)])];
+    assert!(matches!(store.settle(&[], &facts, 0), Err(StoreError::Unbound)));
+    store.bind(&Identity { secret: [9; 192], ..identity() }).unwrap();
+    let error = store.settle(&[], &facts, 0).unwrap_err();
+    assert!(matches!(error, StoreError::Block(BlockError::KeyId { .. })), "{error}");
+    assert_eq!(store.stats(0).keys, 0);
+}
+
+#[test]
+fn effects_are_pending_until_settled_or_given_back() {
+    let store = store();
+    assert!(!store.effect_pending(&key(1)).unwrap());
+    assert!(store.begin_effect(&key(1)).unwrap());
+    assert!(!store.begin_effect(&key(1)).unwrap());
+    assert!(store.effect_pending(&key(1)).unwrap());
+    settle(&store, "a", 1, [1], 0);
+    assert!(!store.effect_pending(&key(1)).unwrap());
+    assert!(store.begin_effect(&key(2)).unwrap());
+    store.cancel_effect(&key(2)).unwrap();
+    assert!(!store.effect_pending(&key(2)).unwrap());
+}
