@@ -178,7 +178,7 @@ impl Store {
 
     /// Whether a key is claimed by some lane and not yet settled or released.
     pub fn in_flight(&self, fingerprint: &Fingerprint) -> bool {
-        self.inner.lock().state.in_flight(fingerprint)
+        self.shared.held.lock().state.in_flight(fingerprint)
     }
 
     /// The batch took effect: its facts replace the claims, and `checkpoints` move on, in one group commit.
