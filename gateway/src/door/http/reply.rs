@@ -228,7 +228,7 @@ impl Outcomes {
     }
 
     /// The answer once all records have their outcome: 200, or 207 if one was not written, updated or a duplicate.
-    pub(super) fn into_reply(self) -> Reply {
+    pub(super) fn into_reply(self, about: About<'_>) -> Reply {
         let status = if self.all_well { StatusCode::OK } else { StatusCode::MULTI_STATUS };
         let mut body = Vec::with_capacity(self.list.len() + 160);
         body.push(b'{');
@@ -237,6 +237,7 @@ impl Outcomes {
         let mut reply = Response::new(Full::from(body));
         *reply.status_mut() = status;
         reply.headers_mut().insert(header::CONTENT_TYPE, JSON);
+        echo_key(reply.headers_mut(), about.request);
         reply
     }
 
@@ -349,7 +350,7 @@ mod tests {
             &[answer(Outcome::Written, None, None), answer(Outcome::Duplicate, Some(Settled::Written), None)],
             2,
         );
-        let reply = outcomes.into_reply();
+        let reply = outcomes.into_reply(About::default());
         assert_eq!(reply.status(), StatusCode::OK);
         let key = "a0".repeat(16);
         assert_eq!(
@@ -363,7 +364,7 @@ mod tests {
     fn a_record_without_effect_makes_it_207_and_carries_its_problem() {
         let mut outcomes = Outcomes::new();
         outcomes.add(&[answer(Outcome::Rejected, None, Some(Problem::BadRecord("at /id: \"x\"".into())))], 2);
-        let reply = outcomes.into_reply();
+        let reply = outcomes.into_reply(About::default());
         assert_eq!(reply.status(), StatusCode::MULTI_STATUS);
         let body = body(reply);
         assert_eq!(body["outcomes"][0]["type"], format!("{PROBLEM_BASE}bad-record"));

@@ -143,7 +143,7 @@ impl<'a, S: Submit> Several<'a, S> {
         };
         pieces.finish(self.deadline).await;
         match trouble {
-            None => pieces.outcomes.into_reply(),
+            None => pieces.outcomes.into_reply(self.about),
             Some(trouble) => pieces.outcomes.into_problem(&trouble, self.about),
         }
     }
@@ -166,7 +166,7 @@ impl<'a, S: Submit> Several<'a, S> {
             pieces.send(chunk);
             pieces.finish(self.deadline).await;
         }
-        pieces.outcomes.into_reply()
+        pieces.outcomes.into_reply(self.about)
     }
 
     fn name_array(&self, body: &[u8]) -> Result<Vec<Chunk>, Trouble> {
