@@ -24,6 +24,9 @@ pub use self::{
 };
 use crate::outcome::Problem;
 
+#[cfg(test)]
+mod tests;
+
 /// One incoming write, borrowed from the door.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {

@@ -4,8 +4,8 @@ use jiff::fmt::temporal::DateTimeParser;
 
 use crate::key::Pointer;
 
-/// Year 1 to the end of year 9999, ms since the epoch.
-pub const TIME_BOUNDS_MS: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+/// Year 1 to the last but one day of year 9999 (so that every offset can show it), ms since the epoch.
+pub const TIME_BOUNDS_MS: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_207_200_999;
 
 /// Where a record's event time comes from.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -121,7 +121,8 @@ mod tests {
         assert_eq!(event_ms(r#""2026-11-29T19:08:01.123999+02:00""#, None), Ok(1_795_972_081_123));
         assert_eq!(event_ms(r#""1969-12-31T23:59:59.9999Z""#, None), Ok(-1));
         assert_eq!(event_ms(r#""1969-12-31T23:59:59.999999999Z""#, None), Ok(-1));
-        assert_eq!(event_ms(r#""9999-12-31T23:59:59.999Z""#, None), Ok(*TIME_BOUNDS_MS.end()));
+        assert_eq!(event_ms(r#""9999-12-30T22:00:00.999Z""#, None), Ok(*TIME_BOUNDS_MS.end()));
+        assert_eq!(event_ms(r#""2016-12-31T23:59:60Z""#, None), event_ms(r#""2016-12-31T23:59:59Z""#, None));
         assert_eq!(event_ms(r#""0001-01-01T00:00:00Z""#, None), Ok(*TIME_BOUNDS_MS.start()));
         for bad in [
             r#""2026-11-29""#,
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(event_ms("0e999999", Some(TimeUnit::Millis)), Ok(0));
         assert!(event_ms("1700000000", None).unwrap_err().contains("time_unit"));
         for bad in
-            ["1e999999", "1e99999999999999999999", "253402300800000", "-62135596800001", "null", "true", "{}"]
+            ["1e999999", "1e99999999999999999999", "253402207201000", "-62135596800001", "null", "true", "{}"]
         {
             assert!(event_ms(bad, Some(TimeUnit::Millis)).is_err(), "{bad}");
         }
