@@ -1,0 +1,552 @@
+//! One lane's connection: shards, marks, routes. Delivering stands in `deliver`.
+
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio_postgres::{Client, Row as Answer, Statement, types::Type};
+
+use super::{
+    Shared,
+    connect::{Class, application_name, application_prefix, cause, classify, refusal},
+    deliver::Pace,
+    params,
+    tables::Tables,
+};
+use crate::sink::{
+    Acquire, Batch, Mark, Receipts, Resolution, RouteRow, Session, ShardId, ShardState, ShardStep, SinkError,
+};
+
+/// Marks deleted by one `expire_marks`.
+const EXPIRE_AT_ONCE: i64 = 500;
+/// A page of `marks_since`, bytes.
+const PAGE_BYTES: i64 = 16 << 20;
+/// And marks.
+const PAGE_MARKS: i64 = 4096;
+/// How often `acquire` ends blockers before it gives up.
+const ACQUIRE_ROUNDS: u32 = 5;
+
+/// A connection, and what is prepared on it.
+pub(super) struct Link {
+    pub(super) client: Client,
+    pub(super) statements: HashMap<StatementKey, Statement>,
+    /// Some shard was acquired on it: only then is it a connection to deliver on (P6).
+    acquired: bool,
+}
+
+/// Names a prepared statement: which one, for which shape, for several shards or one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum StatementKey {
+    Fence { several: bool },
+    Whole { shape: Option<u64>, several: bool },
+    Marks,
+    DeadLetters,
+    Copy { shape: u64 },
+    Write { shape: u64 },
+    Delete,
+    Tombstones,
+}
+
+/// Prepared statements on one connection; beyond it all are dropped and prepared anew.
+const MAX_STATEMENTS: usize = 256;
+
+impl Link {
+    /// The statement `key`, prepared on first use with the text and parameter types that `make` gives.
+    pub(super) async fn prepared(
+        &mut self,
+        key: StatementKey,
+        make: impl FnOnce() -> (String, Vec<Type>),
+    ) -> Result<Statement, tokio_postgres::Error> {
+        if let Some(statement) = self.statements.get(&key) {
+            return Ok(statement.clone());
+        }
+        if self.statements.len() >= MAX_STATEMENTS {
+            self.statements.clear();
+        }
+        let (text, types) = make();
+        let statement = self.client.prepare_typed(&text, &types).await?;
+        self.statements.insert(key, statement.clone());
+        Ok(statement)
+    }
+}
+
+/// See the module.
+pub(super) struct PostgresSession {
+    pub(super) shared: Arc<Shared>,
+    pub(super) route: String,
+    owner: String,
+    application_name: String,
+    /// Taken out while a call works on it: a call that is dropped half way, or fails in doubt, takes the connection with it.
+    pub(super) link: Option<Link>,
+    pub(super) pace: Pace,
+}
+
+impl PostgresSession {
+    pub(super) fn new(shared: Arc<Shared>, route: &str, owner: &str) -> PostgresSession {
+        PostgresSession {
+            shared,
+            route: route.to_owned(),
+            owner: owner.to_owned(),
+            application_name: application_name(route, owner),
+            link: None,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Takes the connection, or makes one.
+    async fn connect(&mut self) -> Result<Link, SinkError> {
+        match self.link.take() {
+            Some(link) if !link.client.is_closed() => Ok(link),
+            _ => self.connect_anew().await,
+        }
+    }
+
+    async fn connect_anew(&self) -> Result<Link, SinkError> {
+        // The driver bounds each address of a host by the same time; this bounds them all, and the log-in.
+        let limit = self.shared.config.connect_timeout * 2;
+        let client = tokio::time::timeout(limit, self.shared.address.connect(&self.application_name))
+            .await
+            .map_err(|_| again(format!("connecting to Postgres took more than {} ms", limit.as_millis())))?
+            .map_err(|error| {
+                let retry = error.as_db_error().is_none_or(|server| {
+                    // Wrong password, no such user or database: trying again does not help.
+                    !matches!(server.code().code().get(..2), Some("28" | "3D"))
+                });
+                SinkError::NotApplied { reason: format!("cannot connect to Postgres: {}", cause(&error)), retry }
+            })?;
+        Ok(Link { client, statements: HashMap::new(), acquired: false })
+    }
+
+    /// The connection that shards were acquired on.
+    pub(super) fn acquired(&mut self) -> Result<Link, SinkError> {
+        match self.link.take() {
+            Some(link) if link.acquired && !link.client.is_closed() => Ok(link),
+            _ => Err(again("no connection to Postgres: acquire the shards first")),
+        }
+    }
+
+    /// Bounds a call on the server by the statement time-out and a margin; what it leaves is closed.
+    pub(super) fn limit(&self) -> Duration {
+        self.shared.config.statement_timeout + Duration::from_secs(5)
+    }
+
+    /// Puts the connection back if it still is good after a call that changed nothing or is safe to repeat.
+    async fn settle<T>(&mut self, link: Link, result: Result<T, Fault>) -> Result<T, SinkError> {
+        match result {
+            Ok(done) => {
+                self.link = Some(link);
+                Ok(done)
+            }
+            Err(Fault::Sink(error)) => {
+                self.link = roll_back(link).await;
+                Err(error)
+            }
+            Err(Fault::Database(error)) => {
+                if classify(&error) != Class::Lost {
+                    self.link = roll_back(link).await;
+                }
+                Err(not_applied(&error))
+            }
+            Err(Fault::Late(limit)) => Err(again(late(limit))),
+        }
+    }
+
+    /// Raises the epochs of `shards` on `link`, ending whoever of our route blocks it for longer than the lock time-out.
+    async fn take_over(&self, link: &mut Link, shards: &[ShardId], how: &Acquire) -> Result<Vec<ShardState>, Fault> {
+        let client = &link.client;
+        client.batch_execute(&self.begin()).await?;
+        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+        let free = match how {
+            Acquire::Force => String::new(),
+            Acquire::IfFree { .. } => " WHERE s.owner = excluded.owner \
+                 OR s.heartbeat <= excluded.heartbeat - $4 * interval '1 millisecond'"
+                .to_owned(),
+        };
+        let text = format!(
+            "INSERT INTO {} AS s (route, shard, epoch, sequence, sequence_epoch, position, watermark_ms, floor_ms, owner, heartbeat) \
+             SELECT $1, u.shard, 1, 0, 0, NULL, {min}, {min}, $3, clock_timestamp() + 0 * $4 * interval '1 millisecond' \
+             FROM unnest($2) AS u(shard) ORDER BY u.shard COLLATE \"C\" \
+             ON CONFLICT (route, shard) DO UPDATE SET epoch = s.epoch + 1, owner = excluded.owner, heartbeat = excluded.heartbeat{free} \
+             RETURNING s.shard, s.epoch, s.sequence, s.position, s.watermark_ms, s.floor_ms",
+            self.shared.tables.shards,
+            min = "'-9223372036854775808'::bigint",
+        );
+        let stale_after = match how {
+            Acquire::Force => 0,
+            Acquire::IfFree { stale_after_ms } => *stale_after_ms,
+        };
+        let names = params::texts(shards.iter().map(|shard| &**shard));
+        let (route, owner, stale_after) = (params::text(&self.route), params::text(&self.owner), params::integer(stale_after));
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] =
+            [(&route, Type::TEXT), (&names, Type::TEXT_ARRAY), (&owner, Type::TEXT), (&stale_after, Type::INT8)];
+        let raising = client.query_typed(&text, &parameters);
+        let rows = self.ending_blockers(pid, raising).await?;
+        if rows.len() < shards.len() {
+            client.batch_execute("ROLLBACK").await?;
+            return Err(Fault::Sink(self.held(client, shards, stale_after_of(how)).await?));
+        }
+        client.batch_execute("COMMIT").await?;
+        link.acquired = true;
+        let mut states: HashMap<String, ShardState> = rows.iter().map(state).map(|state| (state.shard.to_string(), state)).collect();
+        shards
+            .iter()
+            .map(|shard| states.remove(&**shard).ok_or_else(|| Fault::Sink(again(format!("shard {shard} was asked for twice")))))
+            .collect()
+    }
+
+    /// Waits for `raising`; each time the lock time-out passes, ends the route's connections that block backend `pid` (P5).
+    async fn ending_blockers(
+        &self,
+        pid: i32,
+        raising: impl Future<Output = Result<Vec<Answer>, tokio_postgres::Error>>,
+    ) -> Result<Vec<Answer>, Fault> {
+        let patience = self.shared.config.lock_timeout;
+        let mut raising = std::pin::pin!(raising);
+        for _ in 0..ACQUIRE_ROUNDS {
+            if let Ok(rows) = tokio::time::timeout(patience, &mut raising).await {
+                return Ok(rows?);
+            }
+            let others = self.end_blockers(pid).await?;
+            if let Some(others) = others {
+                tracing::warn!(route = %self.route, blockers = %others, "the shards are locked by connections that are not this route's");
+            }
+        }
+        match tokio::time::timeout(patience, &mut raising).await {
+            Ok(rows) => Ok(rows?),
+            Err(_) => Err(Fault::Sink(again(
+                "the shard rows are locked by a connection that is not this route's; see pg_stat_activity and pg_blocking_pids",
+            ))),
+        }
+    }
+
+    /// Answers with the blockers that are not ours to end.
+    async fn end_blockers(&self, pid: i32) -> Result<Option<String>, Fault> {
+        let other = self.shared.address.connect("oncegate/take-over").await?;
+        let query = "SELECT b.pid, starts_with(a.application_name, $2), \
+                     CASE WHEN starts_with(a.application_name, $2) THEN pg_terminate_backend(b.pid) ELSE false END \
+                     FROM unnest(pg_blocking_pids($1)) AS b(pid) JOIN pg_stat_activity a ON a.pid = b.pid";
+        let rows = other.query(query, &[&pid, &application_prefix(&self.route)]).await?;
+        let mut others = Vec::new();
+        for row in rows {
+            let blocker: i32 = row.get(0);
+            if row.get(1) {
+                tracing::warn!(route = %self.route, pid = blocker, "ended a connection of an earlier owner that held the shards");
+            } else {
+                others.push(blocker.to_string());
+            }
+        }
+        Ok((!others.is_empty()).then(|| others.join(", ")))
+    }
+
+    /// Who holds one of `shards`.
+    async fn held(&self, client: &Client, shards: &[ShardId], stale_after_ms: i64) -> Result<SinkError, Fault> {
+        let query = format!(
+            "SELECT shard, owner, (extract(epoch FROM clock_timestamp() - heartbeat) * 1000)::bigint FROM {} \
+             WHERE route = $1 AND shard = ANY($2) AND owner <> $3 ORDER BY heartbeat DESC LIMIT 1",
+            self.shared.tables.shards
+        );
+        let names: Vec<&str> = shards.iter().map(|shard| &**shard).collect();
+        let row = client.query_opt(&query, &[&self.route, &names, &self.owner]).await?;
+        Ok(match row {
+            Some(row) if row.get::<_, i64>(2) < stale_after_ms => {
+                SinkError::Held { shard: row.get(0), owner: row.get(1), seen_ms: row.get(2) }
+            }
+            _ => again("a shard was held a moment ago and is free now"),
+        })
+    }
+
+    /// Why the fence did not move every step of `steps`: the first shard that another owner took, or that stands elsewhere.
+    pub(super) async fn why_not_moved(&self, client: &Client, steps: &[ShardStep]) -> Result<SinkError, tokio_postgres::Error> {
+        let query = format!("SELECT shard, epoch, sequence, owner FROM {} WHERE route = $1 AND shard = ANY($2)", self.shared.tables.shards);
+        let names: Vec<&str> = steps.iter().map(|step| &*step.shard).collect();
+        let rows = client.query(&query, &[&self.route, &names]).await?;
+        let find = |step: &ShardStep| rows.iter().find(|row| row.get::<_, &str>(0) == &*step.shard);
+        for step in steps {
+            if let Some(row) = find(step)
+                && row.get::<_, i64>(1) != step.epoch
+            {
+                return Ok(SinkError::Fenced { shard: step.shard.to_string(), owner: row.get(3), epoch: row.get(1) });
+            }
+        }
+        for step in steps {
+            let sequence = find(step).map(|row| row.get::<_, i64>(2));
+            match sequence {
+                Some(sequence) if sequence == step.sequence - 1 => {}
+                Some(sequence) if sequence >= step.sequence => {
+                    return Ok(SinkError::Unknown {
+                        reason: format!("shard {} is at sequence {sequence} already: an earlier attempt may have landed", step.shard),
+                    });
+                }
+                _ => {
+                    let at = sequence.map_or("gone".to_owned(), |sequence| format!("at sequence {sequence}"));
+                    return Ok(again(format!("the sink went back: shard {} is {at}, expected {}", step.shard, step.sequence - 1)));
+                }
+            }
+        }
+        Ok(again("the shard rows changed while they were looked at"))
+    }
+
+    /// Opens a transaction: nothing is set for the session, so that poolers work.
+    pub(super) fn begin(&self) -> String {
+        let timeout = self.shared.config.statement_timeout.as_millis();
+        let raise = if self.raises_commit() { "; SET LOCAL synchronous_commit = on" } else { "" };
+        format!(
+            "BEGIN; SET LOCAL statement_timeout = {timeout}; SET LOCAL idle_in_transaction_session_timeout = {timeout}{raise}"
+        )
+    }
+
+    pub(super) fn raises_commit(&self) -> bool {
+        self.shared.probed.get().is_none_or(|probed| probed.raise_commit)
+    }
+
+    fn page_query(&self) -> String {
+        format!(
+            "SELECT sequence, block FROM (SELECT sequence, block, row_number() OVER (ORDER BY sequence) AS place, \
+             sum(octet_length(block)) OVER (ORDER BY sequence) AS total FROM (SELECT sequence, block FROM {} \
+             WHERE route = $1 AND shard = $2 AND sequence > $3 ORDER BY sequence LIMIT {PAGE_MARKS}) AS m) AS p \
+             WHERE place = 1 OR total <= {PAGE_BYTES} ORDER BY sequence",
+            self.shared.tables.marks
+        )
+    }
+
+    /// Whether the batch of `steps` is in: atomic, so one step proves all.
+    async fn landed(&self, client: &Client, steps: &[ShardStep], states: &[ShardState], writers: &[i64]) -> Result<Resolution, Fault> {
+        let query = format!("SELECT block FROM {} WHERE route = $1 AND shard = $2 AND sequence = $3 AND epoch = $4", self.shared.tables.marks);
+        let mut marks = Vec::new();
+        let mut applied = false;
+        for (index, step) in steps.iter().enumerate() {
+            let mark = client.query_opt(&query, &[&self.route, &&*step.shard, &step.sequence, &step.epoch]).await?;
+            if let Some(row) = mark {
+                applied = true;
+                marks.push((index, Mark { sequence: step.sequence, block: Bytes::copy_from_slice(row.get(0)) }));
+            }
+            // Another owner may have written a batch of the same number since: then the epochs differ.
+            applied |= states[index].sequence == step.sequence && writers[index] == step.epoch;
+        }
+        Ok(if applied { Resolution::Applied(marks) } else { Resolution::NotApplied })
+    }
+}
+
+fn stale_after_of(how: &Acquire) -> i64 {
+    match how {
+        Acquire::Force => 0,
+        Acquire::IfFree { stale_after_ms } => *stale_after_ms,
+    }
+}
+
+fn state(row: &Answer) -> ShardState {
+    ShardState {
+        shard: row.get::<_, &str>(0).into(),
+        epoch: row.get(1),
+        sequence: row.get(2),
+        position: row.get(3),
+        watermark_ms: row.get(4),
+        floor_ms: row.get(5),
+    }
+}
+
+/// What stopped a call.
+pub(super) enum Fault {
+    Database(tokio_postgres::Error),
+    Sink(SinkError),
+    /// No answer within so long.
+    Late(Duration),
+}
+
+impl From<tokio_postgres::Error> for Fault {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Fault::Database(error)
+    }
+}
+
+/// Bounds `work`.
+pub(super) async fn bounded<T>(limit: Duration, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    tokio::time::timeout(limit, work).await.unwrap_or(Err(Fault::Late(limit)))
+}
+
+pub(super) fn late(limit: Duration) -> String {
+    format!("Postgres did not answer within {} ms", limit.as_millis())
+}
+
+/// Nothing happened, and trying again may help.
+pub(super) fn again(reason: impl Into<String>) -> SinkError {
+    SinkError::NotApplied { reason: reason.into(), retry: true }
+}
+
+/// Nothing happened.
+pub(super) fn not_applied(error: &tokio_postgres::Error) -> SinkError {
+    let class = classify(error);
+    let reason = if class == Class::Row { refusal(error) } else { cause(error) };
+    SinkError::NotApplied { reason, retry: matches!(class, Class::Again | Class::Lost) }
+}
+
+/// Ends the transaction, if there is one; a connection that cannot even do that is given up.
+pub(super) async fn roll_back(link: Link) -> Option<Link> {
+    let limit = Duration::from_secs(5);
+    match tokio::time::timeout(limit, link.client.batch_execute("ROLLBACK")).await {
+        Ok(Ok(())) => Some(link),
+        _ => None,
+    }
+}
+
+/// Touches the heartbeat of `owned` shards under their epochs, locking their rows in order; fails with `Fenced` if one is lost.
+async fn touch(client: &Client, tables: &Tables, route: &str, owned: &[(ShardId, i64)]) -> Result<(), Fault> {
+    let shards = &tables.shards;
+    let text = format!(
+        "WITH locked AS MATERIALIZED (SELECT shard FROM {shards} WHERE route = $1 AND shard = ANY($2) ORDER BY shard FOR UPDATE) \
+         UPDATE {shards} AS s SET heartbeat = clock_timestamp() FROM unnest($2::text[], $3::bigint[]) AS f(shard, epoch) \
+         WHERE s.route = $1 AND s.shard = f.shard AND s.epoch = f.epoch AND s.shard IN (SELECT shard FROM locked)"
+    );
+    let names: Vec<&str> = owned.iter().map(|(shard, _)| &**shard).collect();
+    let epochs: Vec<i64> = owned.iter().map(|(_, epoch)| *epoch).collect();
+    if client.execute(&text, &[&route, &names, &epochs]).await? == owned.len() as u64 {
+        return Ok(());
+    }
+    let query = format!("SELECT shard, owner, epoch FROM {shards} WHERE route = $1 AND shard = ANY($2)");
+    let rows = client.query(&query, &[&route, &names]).await?;
+    for (shard, epoch) in owned {
+        match rows.iter().find(|row| row.get::<_, &str>(0) == &**shard) {
+            Some(row) if row.get::<_, i64>(2) == *epoch => {}
+            Some(row) => {
+                return Err(Fault::Sink(SinkError::Fenced { shard: shard.to_string(), owner: row.get(1), epoch: row.get(2) }));
+            }
+            None => return Err(Fault::Sink(again(format!("the sink went back: it does not know shard {shard}")))),
+        }
+    }
+    Err(Fault::Sink(again("the shard rows changed while they were looked at")))
+}
+
+#[async_trait]
+impl Session for PostgresSession {
+    async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
+        let link = self.connect().await?;
+        let result = bounded(self.limit(), async {
+            let routes = &self.shared.tables.routes;
+            let insert = format!(
+                "INSERT INTO {routes} (name, route_id, key_spec_id, algorithm, secret) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING"
+            );
+            let RouteRow { route_id, key_spec_id, algorithm, secret } = proposed;
+            link.client.execute(&insert, &[&self.route, route_id, key_spec_id, algorithm, secret]).await?;
+            let query = format!("SELECT route_id, key_spec_id, algorithm, secret FROM {routes} WHERE name = $1");
+            let row = link.client.query_one(&query, &[&self.route]).await?;
+            Ok(RouteRow { route_id: row.get(0), key_spec_id: row.get(1), algorithm: row.get(2), secret: row.get(3) })
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
+    async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
+        let mut link = self.connect().await?;
+        // Bounded inside, by rounds of the lock time-out and by the statement time-out.
+        let limit = self.limit() + self.shared.config.lock_timeout * (ACQUIRE_ROUNDS + 1) + self.shared.config.connect_timeout;
+        match bounded(limit, self.take_over(&mut link, shards, &how)).await {
+            Ok(states) => {
+                self.link = Some(link);
+                Ok(states)
+            }
+            Err(Fault::Sink(error)) => {
+                if matches!(error, SinkError::Held { .. }) {
+                    self.link = roll_back(link).await;
+                }
+                Err(error)
+            }
+            // An epoch that was raised without our knowing harms nobody: the next acquire raises it again.
+            Err(Fault::Database(error)) => Err(not_applied(&error)),
+            Err(Fault::Late(limit)) => Err(again(late(limit))),
+        }
+    }
+
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError> {
+        let link = self.connect().await?;
+        let query = format!(
+            "SELECT shard FROM {} WHERE route = $1 AND starts_with(shard, $2) ORDER BY shard",
+            self.shared.tables.shards
+        );
+        let result = bounded(self.limit(), async {
+            let rows = link.client.query(&query, &[&self.route, &prefix]).await?;
+            Ok(rows.iter().map(|row| ShardId::from(row.get::<_, &str>(0))).collect())
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
+    async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
+        self.deliver_batch(batch).await
+    }
+
+    async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError> {
+        // The old connection may still be working on the batch: it must neither be used nor waited for.
+        self.link = None;
+        let shards: Vec<ShardId> = steps.iter().map(|step| step.shard.clone()).collect();
+        let states = self.acquire(&shards, Acquire::Force).await?;
+        let link = self.acquired()?;
+        let query = format!("SELECT sequence_epoch FROM {} WHERE route = $1 AND shard = $2", self.shared.tables.shards);
+        let look = async {
+            let mut writers = Vec::with_capacity(steps.len());
+            for step in steps {
+                let row = link.client.query_one(&query, &[&self.route, &&*step.shard]).await?;
+                writers.push(row.get::<_, i64>(0));
+            }
+            self.landed(&link.client, steps, &states, &writers).await
+        };
+        // Still unknown if the look fails: the caller asks again.
+        match bounded(self.limit(), look).await {
+            Ok(resolution) => {
+                self.link = Some(link);
+                Ok((resolution, states))
+            }
+            Err(Fault::Sink(error)) => Err(error),
+            Err(Fault::Database(error)) => Err(SinkError::Unknown { reason: cause(&error) }),
+            Err(Fault::Late(limit)) => Err(SinkError::Unknown { reason: late(limit) }),
+        }
+    }
+
+    async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError> {
+        let link = self.acquired()?;
+        let query = self.page_query();
+        let result = bounded(self.limit(), async {
+            let rows = link.client.query(&query, &[&self.route, &&**shard, &sequence]).await?;
+            Ok(rows.iter().map(|row| Mark { sequence: row.get(0), block: Bytes::copy_from_slice(row.get(1)) }).collect())
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
+    async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError> {
+        let link = self.acquired()?;
+        let result = bounded(self.limit(), async {
+            let client = &link.client;
+            let Tables { marks, shards, tombstones, .. } = &self.shared.tables;
+            let names: Vec<&str> = owned.iter().map(|(shard, _)| &**shard).collect();
+            client.batch_execute(&self.begin()).await?;
+            touch(client, &self.shared.tables, &self.route, owned).await?;
+            let raise =
+                format!("UPDATE {shards} SET floor_ms = $3 WHERE route = $1 AND shard = ANY($2) AND floor_ms < $3");
+            client.execute(&raise, &[&self.route, &names, &floor_ms]).await?;
+            let delete = format!(
+                "DELETE FROM {marks} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {marks} WHERE route = $1 AND shard = ANY($2) \
+                 AND max_ms < $3 LIMIT {EXPIRE_AT_ONCE}))"
+            );
+            let gone = client.execute(&delete, &[&self.route, &names, &floor_ms]).await?;
+            let bury = format!(
+                "DELETE FROM {tombstones} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {tombstones} WHERE route = $1 \
+                 AND event_ms < $2 LIMIT {EXPIRE_AT_ONCE}))"
+            );
+            client.execute(&bury, &[&self.route, &floor_ms]).await?;
+            client.batch_execute("COMMIT").await?;
+            Ok(gone)
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
+    async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError> {
+        let link = self.acquired()?;
+        let result = bounded(self.limit(), touch(&link.client, &self.shared.tables, &self.route, owned)).await;
+        self.settle(link, result).await
+    }
+
+    fn connected(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.acquired && !link.client.is_closed())
+    }
+}
