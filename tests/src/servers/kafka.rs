@@ -71,6 +71,8 @@ impl Kafka {
              transaction.state.log.replication.factor=1\n\
              transaction.state.log.min.isr=1\n\
              transaction.state.log.num.partitions=4\n\
+             broker.heartbeat.interval.ms=500\n\
+             broker.session.timeout.ms=3000\n\
              group.initial.rebalance.delay.ms=0\n"
         );
         fs::write(kafka.path("server.properties"), properties).expect("the temporary folder can be written");

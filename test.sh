@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Passes all tests on a fresh Debian machine with Rust: installs what they need, servers included, then builds, lints and tests.
+#   ./test.sh            everything
+#   ./test.sh --quick    without the live tests (no Postgres, no Kafka, nothing installed beyond a C compiler)
+set -euo pipefail
+cd "$(dirname "$0")"
+
+quick=false
+for argument in "$@"; do
+    case "$argument" in
+    --quick) quick=true ;;
+    *)
+        echo "usage: ./test.sh [--quick]" >&2
+        exit 2
+        ;;
+    esac
+done
+
+kafka_version=$(sed -n 's|.*<artifactId>kafka_2.13</artifactId>.*||; /kafka_2.13/{n;s|.*<version>\(.*\)</version>.*|\1|p}' tests/src/servers/kafka-pom.xml)
+kafka_jars="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/kafka-$kafka_version"
+summary=()
+failed=()
+
+# Runs one step, keeps its time, goes on after a failure: one run shows everything that is wrong.
+step() {
+    local name=$1 start=$SECONDS result=ok
+    shift
+    printf '\n==> %s\n' "$name"
+    "$@" || { result=FAILED; failed+=("$name"); }
+    summary+=("$(printf '%-44s %5d s  %s' "$name" $((SECONDS - start)) "$result")")
+    [ "$result" = ok ]
+}
+
+finish() {
+    printf '\n%s\n' "summary"
+    printf '  %s\n' "${summary[@]}"
+    printf '  %-44s %5d s\n' total "$SECONDS"
+    if [ ${#failed[@]} -gt 0 ]; then
+        printf 'FAILED: %s\n' "${failed[@]}"
+        exit 1
+    fi
+    echo "all passed"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        echo "needs root to run: $*" >&2
+        return 1
+    fi
+}
+
+# The packages that are missing, by what they must provide.
+missing_packages() {
+    command -v cc >/dev/null || echo gcc
+    command -v c++ >/dev/null || echo g++
+    command -v make >/dev/null || echo make
+    command -v pkg-config >/dev/null || echo pkg-config
+    ls /usr/include/zlib.h >/dev/null 2>&1 || echo zlib1g-dev
+    $quick && return
+    ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || echo postgresql
+    java -version >/dev/null 2>&1 || echo default-jre-headless
+    [ -d "$kafka_jars" ] || command -v mvn >/dev/null || echo maven
+}
+
+install_packages() {
+    local packages
+    mapfile -t packages < <(missing_packages)
+    if [ ${#packages[@]} -gt 0 ]; then
+        echo "installing: ${packages[*]}"
+        apt_install "${packages[@]}" || return 1
+    fi
+    if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+        rustup component add rustfmt clippy || return 1
+    fi
+    echo "nothing is missing"
+}
+
+apt_install() {
+    # The tests start servers of their own; Debian's default cluster is neither wanted nor used.
+    as_root mkdir -p /etc/postgresql-common/createcluster.d &&
+        echo 'create_main_cluster = false' |
+        as_root tee /etc/postgresql-common/createcluster.d/oncegate-tests.conf >/dev/null &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
+}
+
+fetch_kafka() {
+    if [ -d "$kafka_jars" ]; then
+        echo "Kafka $kafka_version is there: $kafka_jars"
+        return
+    fi
+    # Moved into place when it is whole, so that a broken download is not taken for Kafka.
+    rm -rf "$kafka_jars.part" &&
+        mvn -q -B -f tests/src/servers/kafka-pom.xml org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies \
+        -DincludeScope=runtime -DoutputDirectory="$kafka_jars.part" &&
+        mv "$kafka_jars.part" "$kafka_jars"
+}
+
+packages=(--workspace)
+$quick && packages=(--workspace --exclude oncegate-tests)
+
+trap 'printf "\ninterrupted\n"; exit 130' INT TERM
+step "packages of the system" install_packages || finish
+$quick || step "Kafka from Maven Central" fetch_kafka || finish
+step "build" cargo build "${packages[@]}" --all-targets || finish
+step "format" cargo fmt --all --check || true
+step "clippy" cargo clippy -q "${packages[@]}" --all-targets -- -D warnings || true
+# Servers, crashes and time-outs want the cores to themselves: one live test binary, one test at a time.
+step "tests without servers" cargo test --workspace --exclude oncegate-tests --lib --bins --tests --no-fail-fast || true
+$quick || step "tests with live servers" cargo test -p oncegate-tests --lib --tests --no-fail-fast -- --test-threads 1 || true
+step "documentation tests" cargo test "${packages[@]}" --doc || true
+finish
