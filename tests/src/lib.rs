@@ -5,6 +5,7 @@ pub mod child;
 pub mod gateway;
 pub mod http_client;
 pub mod proxy;
+pub mod route;
 pub mod servers;
 pub mod workload;
 

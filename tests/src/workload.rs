@@ -1,6 +1,10 @@
 //! Seeded workloads of orders, and the table that each must end in: [`Workload`].
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    time::{Duration, Instant},
+};
 
 use jiff::Timestamp;
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -284,6 +288,63 @@ pub async fn assert_table_equals(client: &Client, table: &str, model: &BTreeMap<
         found.len(),
         found[..found.len().min(10)].join("\n")
     );
+}
+
+/// Writes down every row that `table` was given or that was changed, in `<table>_effects`: so a write that takes effect
+/// twice is seen even where the row ends the same.
+pub fn effects_of(table: &str) -> String {
+    let trigger = |event: &str, when: &str| {
+        format!(
+            "CREATE TRIGGER {table}_{event} AFTER {when} ON {table} REFERENCING NEW TABLE AS fresh \
+             FOR EACH STATEMENT EXECUTE FUNCTION {table}_effect();"
+        )
+    };
+    format!(
+        "CREATE TABLE {table}_effects (order_id text NOT NULL, updated_at timestamptz NOT NULL); \
+         CREATE FUNCTION {table}_effect() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         INSERT INTO {table}_effects SELECT order_id, updated_at FROM fresh; RETURN NULL; END $$; {} {}",
+        trigger("inserted", "INSERT"),
+        trigger("updated", "UPDATE")
+    )
+}
+
+/// Panics if a change took effect twice; needs [`effects_of`].
+pub async fn assert_each_effect_once(client: &Client, table: &str) {
+    let query = format!(
+        "SELECT order_id, updated_at::text, count(*) FROM {table}_effects \
+         GROUP BY order_id, updated_at HAVING count(*) > 1 ORDER BY order_id LIMIT 10"
+    );
+    let twice = client.query(&query, &[]).await.expect("the effects can be read");
+    let lines = twice
+        .iter()
+        .map(|row| format!("{} {} {}x", row.get::<_, &str>(0), row.get::<_, &str>(1), row.get::<_, i64>(2)));
+    assert!(
+        twice.is_empty(),
+        "{table}: changes that took effect more than once:\n{}",
+        lines.collect::<Vec<_>>().join("\n")
+    );
+}
+
+/// Waits until `table` equals `model`; panics with the differences once `patience` is over.
+pub async fn await_table(client: &Client, table: &str, model: &BTreeMap<String, Order>, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    let count = format!("SELECT count(*) FROM {table}");
+    while Instant::now() < deadline {
+        // The count is cheap and differs nearly always; the last changes of rows are seen by the whole comparison only.
+        let rows: i64 = client.query_one(&count, &[]).await.map_or(-1, |row| row.get(0));
+        if usize::try_from(rows) == Ok(model.len())
+            && table_rows(client, table).await.is_ok_and(|rows| differences(model, &rows).is_empty())
+        {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_table_equals(client, table, model).await;
+}
+
+/// Now, microseconds since the epoch.
+pub fn now_us() -> i64 {
+    Timestamp::now().as_microsecond()
 }
 
 #[cfg(test)]
