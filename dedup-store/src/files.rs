@@ -15,11 +15,11 @@ use crate::{
     disk::{self, Disk, Fail},
     fingerprint::{Fingerprint, Hasher, Identity},
     manifest::Manifest,
-    tail::{self, Group, Lost, Standing, Tail},
+    tail::{self, Group, Lost, Standing, Tail, Visitor},
 };
 
 /// Given back to the file system when it is full, so that expiry can commit.
-const RESERVE_NAME: &str = "reserve";
+pub(crate) const RESERVE_NAME: &str = "reserve";
 const RESERVE_BYTES: usize = 1 << 20;
 /// A tail is rolled at a part of the disk budget, so that expiry can drop files before the budget is used up.
 const ROLLS_PER_BUDGET: u64 = 16;
@@ -49,6 +49,11 @@ pub(crate) struct Files {
     reserve: bool,
 }
 
+/// Bytes of blocks at which a tail is rolled, within this disk budget.
+pub(crate) fn roll_bytes(max_disk_bytes: u64) -> u64 {
+    (max_disk_bytes / ROLLS_PER_BUDGET).clamp(MIN_ROLL_BYTES, MAX_ROLL_BYTES)
+}
+
 /// One tail file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TailStats {
@@ -64,7 +69,7 @@ pub struct TailStats {
 
 impl Files {
     /// Opens the files in `disk`, or makes them. Facts follow by [`Files::replay`].
-    pub(crate) fn open(disk: Arc<dyn Disk>, width_ms: i64, max_disk_bytes: u64) -> Result<Self, Fail> {
+    pub(crate) fn open(disk: Arc<dyn Disk>, width_ms: i64, roll_bytes: u64) -> Result<Self, Fail> {
         let folder = disk.folder().display().to_string();
         let names = disk.list().map_err(|error| Fail::of_io(&format!("cannot list {folder}"), &error))?;
         let mut manifest = match Manifest::load(&*disk, &names)? {
@@ -112,7 +117,7 @@ impl Files {
             current: Current::Unbound,
             standing: Standing::default(),
             last_group: 0,
-            roll_bytes: (max_disk_bytes / ROLLS_PER_BUDGET).clamp(MIN_ROLL_BYTES, MAX_ROLL_BYTES),
+            roll_bytes,
             sizes: BTreeMap::new(),
             reserve: names.iter().any(|name| name == RESERVE_NAME),
         };
@@ -133,22 +138,20 @@ impl Files {
     }
 
     /// Gives all blocks to `learn`, oldest first.
-    pub(crate) fn replay(&mut self, mut learn: impl FnMut(&Block) -> Option<i64>) -> Result<(), Fail> {
+    pub(crate) fn replay(&mut self, learn: impl FnMut(&Block) -> Option<i64>) -> Result<(), Fail> {
+        let mut learner = Learner(learn);
         let (Some(hasher), Current::Open(newest)) = (&self.hasher, &mut self.current) else { return Ok(()) };
         for (generation, sealed) in &self.manifest.tails {
             match sealed {
                 Some(sealed) => {
                     let (mut tail, _) = Tail::open(&*self.disk, hasher, *generation)?;
-                    // What a block decides over was settled when the tail was sealed: facts that it spoke of may be gone since.
-                    tail.replay(hasher, &mut |_, block| {
-                        learn(block);
-                        None
-                    })?;
+                    tail.replay(hasher, &mut learner)?;
+                    // Told when it was sealed: facts that it takes away may be gone since.
                     tail.newest_ms = sealed.newest_ms;
                     tail.check_sealed(sealed)?;
                     tail.close()?;
                 }
-                None => newest.replay(hasher, &mut |_, block| learn(block))?,
+                None => newest.replay(hasher, &mut learner)?,
             }
         }
         self.measure_all()
@@ -391,5 +394,18 @@ impl Files {
             Err(other) => return Err(other),
         }
         Ok(())
+    }
+}
+
+/// Hands blocks on; the first fault ends it.
+struct Learner<F>(F);
+
+impl<F: FnMut(&Block) -> Option<i64>> Visitor for Learner<F> {
+    fn block(&mut self, _group: u64, _index: usize, block: &Block) -> Option<i64> {
+        (self.0)(block)
+    }
+
+    fn fault(&mut self, fault: Fail) -> Result<(), Fail> {
+        Err(fault)
     }
 }

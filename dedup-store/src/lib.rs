@@ -22,6 +22,7 @@ mod tail;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 pub use block::{Block, BlockError, Entry, Settled};
 pub use error::{Budget, StoreError};
@@ -32,3 +33,4 @@ pub use state::{Item, Verdict};
 pub use stats::Stats;
 pub use store::{Store, StoreOptions, Ticket};
 pub use table::SlotStats;
+pub use verify::{Fault, FileReport, Remedy, Report, verify};

@@ -10,7 +10,7 @@ use crate::{
     rows::{self, Reader, Writer},
 };
 
-const NAME: &str = "manifest.redb";
+pub(crate) const NAME: &str = "manifest.redb";
 /// The manifest on its way to be: renamed once it is whole.
 const NEW_NAME: &str = "manifest.new";
 const KIND: &str = "manifest";

@@ -15,7 +15,7 @@ use crate::{
     committer::{self, Held, Shared},
     disk::{self, Disk, Folder},
     error::{Budget, StoreError},
-    files::Files,
+    files::{self, Files},
     fingerprint::{Fingerprint, Hasher, Identity},
     floors::{Checkpoint, Clock, Floors, Spans},
     state::{Item, State, Verdict},
@@ -82,15 +82,20 @@ impl Store {
         fs::create_dir_all(folder)
             .map_err(|error| StoreError::Io(format!("cannot make folder {}: {error}", folder.display())))?;
         let lock = disk::lock(folder)?;
-        let mut store = Self::open_on(Arc::new(Folder::new(folder)), options)?;
+        let roll_bytes = files::roll_bytes(options.max_disk_bytes);
+        let mut store = Self::open_on(Arc::new(Folder::new(folder)), options, roll_bytes)?;
         store._lock = Some(lock);
         Ok(store)
     }
 
-    /// [`Store::open`] on any disk, without its lock.
-    pub(crate) fn open_on(disk: Arc<dyn Disk>, options: StoreOptions) -> Result<Self, StoreError> {
+    /// [`Store::open`] on any disk, without its lock; a tail is rolled at `roll_bytes`.
+    pub(crate) fn open_on(
+        disk: Arc<dyn Disk>,
+        options: StoreOptions,
+        roll_bytes: u64,
+    ) -> Result<Self, StoreError> {
         let width_ms = slot_width_ms(options.window_ms, options.lateness_ms);
-        let mut files = Files::open(disk, width_ms, options.max_disk_bytes)?;
+        let mut files = Files::open(disk, width_ms, roll_bytes)?;
         let mut state = State::new(options.spans(), files.manifest().width_ms);
         let standing = files.standing();
         let floor_ms = files.manifest().floor_ms.max(standing.retire_ms);

@@ -239,29 +239,27 @@ impl Tail {
         self.newest_ms = self.newest_ms.max(group.newest_ms);
     }
 
-    /// Gives every block to `learn`, with the number of its group, and checks the file whole. `learn` answers with the newest
-    /// event time that the block decides over.
-    pub(crate) fn replay(
-        &mut self,
-        hasher: &Hasher,
-        learn: &mut dyn FnMut(u64, &Block) -> Option<i64>,
-    ) -> Result<(), Fail> {
+    /// Shows every block to `visitor` and checks the file whole.
+    pub(crate) fn replay(&mut self, hasher: &Hasher, visitor: &mut dyn Visitor) -> Result<(), Fail> {
         let container = &self.container;
         let txn = container.db.begin_read().map_err(|error| container.fail(error))?;
         let table = txn.open_table(GROUPS).map_err(|error| container.fail(error))?;
         let mut found = End { group: self.end.group, ..End::default() };
         let mut current: Option<(u64, u32, BytesMut)> = None;
-        let mut bytes = 0;
-        let mut newest_ms = None;
-        let mut cut = |group: u64, stream: Bytes| -> Result<(), Fail> {
+        let (mut bytes, mut newest_ms) = (0, None);
+        let mut cut = |group: u64, stream: Bytes, visitor: &mut dyn Visitor| -> Result<(), Fail> {
             for (index, block) in blocks_of(stream).enumerate() {
-                let damaged = |what: &dyn std::fmt::Display| {
-                    container.unusable(format_args!("group {group}, block {index}: {what}"))
-                };
-                let block = block.map_err(|text| damaged(&text))?;
-                bytes += block.len() as u64;
-                let block = Block::decode_any(hasher, block).map_err(|error| damaged(&error))?;
-                newest_ms = newest_ms.max(learn(group, &block));
+                bytes += block.as_ref().map_or(0, |block| block.len() as u64);
+                let block = block
+                    .and_then(|bytes| Block::decode_any(hasher, bytes).map_err(|error| error.to_string()));
+                match block {
+                    Ok(block) => newest_ms = newest_ms.max(visitor.block(group, index, &block)),
+                    Err(text) => {
+                        visitor.fault(
+                            container.unusable(format_args!("group {group}, block {index}: {text}")),
+                        )?;
+                    }
+                }
             }
             Ok(())
         };
@@ -275,30 +273,38 @@ impl Tail {
                     *parts += 1;
                     stream.extend_from_slice(part);
                 }
-                _ if part_number == 0 => {
-                    if let Some((number, _, stream)) = current.replace((group, 0, part.into())) {
-                        cut(number, stream.freeze())?;
-                    }
-                }
                 _ => {
-                    return Err(container.unusable(format_args!(
-                        "group {group} has a part {part_number} without the one before: a row is missing"
-                    )));
+                    if part_number != 0 {
+                        visitor.fault(container.unusable(format_args!(
+                            "group {group} has a part {part_number} without the one before: a row is missing"
+                        )))?;
+                    }
+                    if let Some((number, _, stream)) = current.replace((group, part_number, part.into())) {
+                        cut(number, stream.freeze(), visitor)?;
+                    }
                 }
             }
         }
         if let Some((number, _, stream)) = current.take() {
-            cut(number, stream.freeze())?;
+            cut(number, stream.freeze(), visitor)?;
         }
         if found != self.end {
-            return Err(container.unusable(format_args!(
+            visitor.fault(container.unusable(format_args!(
                 "it holds {} rows (chain {:016x}), its last group counts {} (chain {:016x}): rows are missing or changed",
                 found.rows, found.chain, self.end.rows, self.end.chain
-            )));
+            )))?;
         }
         (self.bytes, self.newest_ms) = (bytes, newest_ms);
         Ok(())
     }
+}
+
+/// Sees what a tail holds.
+pub(crate) trait Visitor {
+    /// A sound block: the `index`th of its group. Answers with the newest event time that it decides over, ms.
+    fn block(&mut self, group: u64, index: usize, block: &Block) -> Option<i64>;
+    /// Something unsound. An error ends the replay.
+    fn fault(&mut self, fault: Fail) -> Result<(), Fail>;
 }
 
 /// A tail whose database was given up.

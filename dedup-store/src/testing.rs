@@ -1,6 +1,6 @@
 //! What tests share: a route, facts for it, and options that hold still.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::{
     Algorithm, Block, Checkpoint, Digest, Entry, Fingerprint, Hasher, Identity, Item, Settled, Store,
@@ -17,7 +17,8 @@ pub(crate) fn identity() -> Identity {
 }
 
 pub(crate) fn hasher() -> Hasher {
-    Hasher::new(&identity())
+    static HASHER: LazyLock<Hasher> = LazyLock::new(|| Hasher::new(&identity()));
+    HASHER.clone()
 }
 
 /// Window 10 s, lateness 2 s, idle after 5 s; the committer waits to be asked.

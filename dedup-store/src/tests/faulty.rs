@@ -1,0 +1,319 @@
+//! A disk in memory that forgets what was not synced, fails where it is told to, and can be full.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    io::{self, ErrorKind},
+    path::Path,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use redb::StorageBackend;
+
+use crate::disk::Disk;
+
+const SECTOR: usize = 512;
+
+/// What happens at the operation that is counted down to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Trouble {
+    /// The power goes: it may have happened or not, and nothing happens after it.
+    Cut,
+    /// It fails, this once.
+    Glitch,
+}
+
+#[derive(Clone)]
+enum Change {
+    Write(usize, Vec<u8>),
+    Length(usize),
+}
+
+#[derive(Clone)]
+enum NameChange {
+    Make(String, u64),
+    Rename(String, String),
+    Remove(String),
+}
+
+#[derive(Default, Clone)]
+struct Content {
+    live: Vec<u8>,
+    durable: Vec<u8>,
+    unsynced: Vec<Change>,
+}
+
+#[derive(Default)]
+struct Inner {
+    contents: HashMap<u64, Content>,
+    names: BTreeMap<String, u64>,
+    durable_names: BTreeMap<String, u64>,
+    unsynced_names: Vec<NameChange>,
+    operations: u64,
+    trouble: Option<(u64, Trouble)>,
+    dead: bool,
+    /// Bytes that fit.
+    room: Option<u64>,
+    refused: u64,
+}
+
+/// What is left of unsynced changes after a crash.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Survival {
+    Nothing,
+    Everything,
+    /// Each change for itself, writes also in part, by this seed.
+    Some(u64),
+}
+
+#[derive(Clone, Default)]
+pub(super) struct FaultyDisk(Arc<Mutex<Inner>>);
+
+impl fmt::Debug for FaultyDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FaultyDisk")
+    }
+}
+
+impl FaultyDisk {
+    /// Changes so far: writes, lengths, syncs, names.
+    pub(super) fn operations(&self) -> u64 {
+        self.0.lock().operations
+    }
+
+    /// The `operation`th change from the start meets `trouble`.
+    pub(super) fn trouble_at(&self, operation: u64, trouble: Trouble) {
+        self.0.lock().trouble = Some((operation, trouble));
+    }
+
+    /// Writes that were refused for lack of room.
+    pub(super) fn refused(&self) -> u64 {
+        self.0.lock().refused
+    }
+
+    pub(super) fn set_room(&self, room: Option<u64>) {
+        self.0.lock().room = room;
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.0.lock().used()
+    }
+
+    /// What a crash now leaves, as a new disk.
+    pub(super) fn after_crash(&self, survival: Survival) -> FaultyDisk {
+        let inner = self.0.lock();
+        let mut random = SmallRng::seed_from_u64(if let Survival::Some(seed) = survival { seed } else { 0 });
+        let mut survives = || match survival {
+            Survival::Nothing => false,
+            Survival::Everything => true,
+            Survival::Some(_) => random.random(),
+        };
+        let mut names = inner.durable_names.clone();
+        for change in &inner.unsynced_names {
+            if survives() {
+                change.apply(&mut names);
+            }
+        }
+        let mut contents = HashMap::new();
+        let mut ids: Vec<_> = inner.contents.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let content = &inner.contents[&id];
+            let mut bytes = content.durable.clone();
+            for change in &content.unsynced {
+                match change {
+                    Change::Length(length) if survives() => bytes.resize(*length, 0),
+                    Change::Length(_) => {}
+                    Change::Write(at, data) => {
+                        let whole = survives();
+                        for (index, sector) in data.chunks(SECTOR).enumerate() {
+                            if whole || (matches!(survival, Survival::Some(_)) && survives()) {
+                                put(&mut bytes, at + index * SECTOR, sector);
+                            }
+                        }
+                    }
+                }
+            }
+            contents.insert(id, Content { live: bytes.clone(), durable: bytes, unsynced: Vec::new() });
+        }
+        FaultyDisk(Arc::new(Mutex::new(Inner {
+            contents,
+            durable_names: names.clone(),
+            names,
+            ..Inner::default()
+        })))
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, at: usize, data: &[u8]) {
+    if bytes.len() < at + data.len() {
+        bytes.resize(at + data.len(), 0);
+    }
+    bytes[at..at + data.len()].copy_from_slice(data);
+}
+
+impl NameChange {
+    fn apply(&self, names: &mut BTreeMap<String, u64>) {
+        match self {
+            NameChange::Make(name, id) => drop(names.insert(name.clone(), *id)),
+            NameChange::Rename(from, to) => {
+                if let Some(id) = names.remove(from) {
+                    names.insert(to.clone(), id);
+                }
+            }
+            NameChange::Remove(name) => drop(names.remove(name)),
+        }
+    }
+}
+
+impl Inner {
+    fn used(&self) -> u64 {
+        self.names.values().map(|id| self.contents[id].live.len() as u64).sum()
+    }
+
+    /// Counts a change; says whether it may happen.
+    fn step(&mut self) -> io::Result<()> {
+        if self.dead {
+            return Err(io::Error::other("the power is off"));
+        }
+        self.operations += 1;
+        match self.trouble {
+            Some((at, Trouble::Cut)) if at == self.operations => {
+                self.dead = true;
+                Err(io::Error::other("the power went"))
+            }
+            Some((at, Trouble::Glitch)) if at == self.operations => Err(io::Error::other("a glitch")),
+            _ => Ok(()),
+        }
+    }
+
+    fn grow(&mut self, id: u64, length: usize) -> io::Result<()> {
+        let more = length.saturating_sub(self.contents[&id].live.len()) as u64;
+        if more > 0 && self.room.is_some_and(|room| self.used() + more > room) {
+            self.refused += 1;
+            return Err(ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, change: NameChange) -> io::Result<()> {
+        let stepped = self.step();
+        // The one at which the power went may have happened.
+        if stepped.is_ok() || self.dead {
+            self.unsynced_names.push(change.clone());
+        }
+        stepped?;
+        change.apply(&mut self.names);
+        Ok(())
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn folder(&self) -> &Path {
+        Path::new("/faulty")
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().names.keys().cloned().collect())
+    }
+
+    fn open(&self, name: &str, make: bool) -> io::Result<Box<dyn StorageBackend>> {
+        let mut inner = self.0.lock();
+        let id = match inner.names.get(name) {
+            Some(id) => *id,
+            None if make => {
+                let id = inner.contents.len() as u64;
+                inner.contents.insert(id, Content::default());
+                inner.name(NameChange::Make(name.to_owned(), id))?;
+                id
+            }
+            None => return Err(ErrorKind::NotFound.into()),
+        };
+        Ok(Box::new(FaultyFile { disk: self.clone(), id }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.lock().name(NameChange::Rename(from.to_owned(), to.to_owned()))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut inner = self.0.lock();
+        if !inner.names.contains_key(name) {
+            return Ok(());
+        }
+        inner.name(NameChange::Remove(name.to_owned()))
+    }
+
+    fn sync_folder(&self) -> io::Result<()> {
+        let mut inner = self.0.lock();
+        inner.step()?;
+        inner.durable_names = inner.names.clone();
+        inner.unsynced_names.clear();
+        Ok(())
+    }
+
+    fn bytes(&self, name: &str) -> io::Result<u64> {
+        let inner = self.0.lock();
+        let id = inner.names.get(name).ok_or(ErrorKind::NotFound)?;
+        Ok(inner.contents[id].live.len() as u64)
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    disk: FaultyDisk,
+    id: u64,
+}
+
+impl FaultyFile {
+    fn change(&self, change: Change, length: usize) -> io::Result<()> {
+        let mut inner = self.disk.0.lock();
+        inner.grow(self.id, length)?;
+        let stepped = inner.step();
+        let dead = inner.dead;
+        let content = inner.contents.get_mut(&self.id).unwrap();
+        if stepped.is_ok() || dead {
+            content.unsynced.push(change.clone());
+        }
+        stepped?;
+        match change {
+            Change::Write(at, data) => put(&mut content.live, at, &data),
+            Change::Length(length) => content.live.resize(length, 0),
+        }
+        Ok(())
+    }
+}
+
+impl StorageBackend for FaultyFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.disk.0.lock().contents[&self.id].live.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let inner = self.disk.0.lock();
+        let from = offset as usize;
+        let bytes =
+            inner.contents[&self.id].live.get(from..from + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(Change::Length(len as usize), len as usize)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut inner = self.disk.0.lock();
+        inner.step()?;
+        let content = inner.contents.get_mut(&self.id).unwrap();
+        content.durable = content.live.clone();
+        content.unsynced.clear();
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.change(Change::Write(offset as usize, data.to_vec()), offset as usize + data.len())
+    }
+}
