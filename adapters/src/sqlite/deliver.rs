@@ -183,21 +183,33 @@ fn fence(transaction: &Transaction<'_>, route: &str, steps: &[ShardStep]) -> Res
     Ok(())
 }
 
-/// Why the fence did not move. Never `NotApplied`: an earlier attempt may be in.
+/// Why the fence did not move. A shard that stands at our sequence or above is `Unknown`: an earlier attempt may be in.
+/// One that stands below has lost what it had: the file went back (P6).
 fn missed(transaction: &Transaction<'_>, route: &str, step: &ShardStep) -> rusqlite::Result<Fault> {
-    let there = shard_row(transaction, route, &step.shard)?;
-    let unknown = |reason: String| Fault { error: SinkError::Unknown { reason }, lost: true };
-    Ok(match there {
-        Some(row) if row.epoch > step.epoch => row.fenced(&step.shard).into(),
-        Some(row) => unknown(format!(
-            "shard {} is at epoch {} sequence {} where epoch {} sequence {} was expected: the batch is in already, or the file went back",
-            step.shard,
-            row.epoch,
-            row.sequence,
-            step.epoch,
-            step.sequence.saturating_sub(1)
-        )),
-        None => unknown(format!("shard {} is gone from oncegate_shards: the file went back", step.shard)),
+    let ShardStep { shard, epoch, sequence, .. } = step;
+    let went_back = |at: String| Fault {
+        error: SinkError::NotApplied {
+            reason: format!(
+                "the file went back: shard {shard} is {at}; expected epoch {epoch}, sequence {}",
+                sequence.saturating_sub(1)
+            ),
+            retry: true,
+        },
+        lost: true,
+    };
+    Ok(match shard_row(transaction, route, shard)? {
+        Some(row) if row.epoch > *epoch => row.fenced(shard).into(),
+        Some(row) if row.epoch == *epoch && row.sequence >= *sequence => Fault {
+            error: SinkError::Unknown {
+                reason: format!(
+                    "shard {shard} is at sequence {} already: an earlier attempt may be in",
+                    row.sequence
+                ),
+            },
+            lost: true,
+        },
+        Some(row) => went_back(format!("at epoch {}, sequence {}", row.epoch, row.sequence)),
+        None => went_back("gone".to_owned()),
     })
 }
 

@@ -38,19 +38,26 @@ impl Encoder {
         BadValue { column: column.name.clone(), column_type: column.type_name.clone(), reason: reason.into() }
     }
 
+    /// Appends a column's value; false if its default applies.
     fn column(&self, index: usize, value: Value<'_>, row: &mut Vec<u8>) -> Result<bool, BadValue> {
         let column = &self.layout.columns[index];
         let null = match value {
-            Value::Missing if column.nullable || column.has_default => return Ok(false),
-            Value::Missing => {
-                return Err(self.bad(index, "is missing, and the column has no default and cannot be null"));
-            }
+            Value::Missing if column.has_default => return Ok(false),
+            Value::Missing => true,
             Value::Json(json) => decode::is_null(json),
             _ => false,
         };
         if null {
             if !column.nullable {
-                return Err(self.bad(index, "is null, and the column cannot be"));
+                let missing = value == Value::Missing;
+                return Err(self.bad(
+                    index,
+                    if missing {
+                        "is needed: the column is not null and has no default"
+                    } else {
+                        "cannot be null"
+                    },
+                ));
             }
             row.push(NULL);
             return Ok(true);

@@ -128,10 +128,9 @@ async fn insert_skips_what_exists_and_keeps_the_first_copy() {
 }
 
 #[tokio::test]
-async fn upsert_takes_the_last_write_and_leaves_missing_columns_alone() {
-    let mut bed =
-        Bed::keyed("CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT)", Mode::Upsert, &["id"], None)
-            .await;
+async fn upsert_takes_the_last_write_and_leaves_missing_columns_with_defaults_alone() {
+    let ddl = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT DEFAULT 'd')";
+    let mut bed = Bed::keyed(ddl, Mode::Upsert, &["id"], None).await;
     let rows: &[(RowKind, &[&str])] =
         &[(Write, &["1", "\"x\"", "\"y\""]), (Write, &["1", "\"z\"", ""]), (Delete, &["2", "", ""])];
     assert_eq!(bed.deliver(rows).await.unwrap().rows, [Written, Updated, Written]);
