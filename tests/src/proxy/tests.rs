@@ -22,27 +22,40 @@ fn commits_are_seen_in_every_form() {
     frontend.extend(&start);
     assert_eq!(all_seen(&mut frontend, false), [Seen::Ssl, Seen::Other]);
 
-    for text in ["COMMIT\0", "commit;\0", "INSERT INTO t VALUES (1); COMMIT\0"] {
-        let bytes = message(b'Q', text.as_bytes());
+    let query = |text: &str| message(b'Q', format!("{text}\0").as_bytes());
+    let extended = |text: &str| {
+        let parse = message(b'P', format!("s1\0{text}\0\0\0").as_bytes());
+        [parse, message(b'B', b"\0s1\0\0\0\0\0\0\0"), message(b'E', b"\0\0\0\0\0"), message(b'S', b"")]
+            .concat()
+    };
+    let marks = "INSERT INTO \"oncegate_marks\" VALUES (1)";
+    use Seen::{Commit, CopyData, Other};
+    // Text sent, whether a transaction block is open, what is seen.
+    let cases = [
+        (query("BEGIN"), false, vec![Other]),
+        (message(b'd', b"rows"), true, vec![CopyData]),
+        (extended(marks), true, vec![Other; 4]),
+        (query("COMMIT"), true, vec![Commit]),
+        // Not of a batch: an owner that acquires commits too.
+        (query("COMMIT"), true, vec![Other]),
+        (query(marks), true, vec![Other]),
+        (query("rollback;"), true, vec![Other]),
+        (query("COMMIT"), true, vec![Other]),
+        (query(marks), false, vec![Commit]),
+        (query(&format!("BEGIN; {marks}; commit;")), false, vec![Commit]),
+        (
+            extended(&format!("WITH fence AS (UPDATE x), m AS ({marks}) SELECT 1")),
+            false,
+            vec![Other, Other, Other, Commit],
+        ),
+    ];
+    for (bytes, in_transaction, expected) in cases {
         let (early, late) = bytes.split_at(3);
         frontend.extend(early);
-        assert_eq!(all_seen(&mut frontend, true), []);
+        assert_eq!(all_seen(&mut frontend, in_transaction), []);
         frontend.extend(late);
-        assert_eq!(all_seen(&mut frontend, true), [Seen::Commit], "{text}");
+        assert_eq!(all_seen(&mut frontend, in_transaction), expected, "{}", String::from_utf8_lossy(&bytes));
     }
-    frontend.extend(&message(b'Q', b"BEGIN\0"));
-    frontend.extend(&message(b'Q', b"INSERT INTO oncegate_marks VALUES (1)\0"));
-    assert_eq!(all_seen(&mut frontend, true), [Seen::Other, Seen::Other]);
-
-    frontend.extend(&message(b'P', b"s1\0WITH x AS (INSERT INTO oncegate_marks SELECT 1) SELECT 1\0\0\0"));
-    frontend.extend(&message(b'B', b"\0s1\0\0\0\0\0\0\0"));
-    frontend.extend(&message(b'E', b"\0\0\0\0\0"));
-    frontend.extend(&message(b'S', b""));
-    frontend.extend(&message(b'd', b"rows"));
-    assert_eq!(
-        all_seen(&mut frontend, false),
-        [Seen::Other, Seen::Other, Seen::Other, Seen::Commit, Seen::CopyData]
-    );
 }
 
 #[test]
@@ -75,13 +88,15 @@ async fn rows(client: &Client) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_is_cut_before_and_after_it_reaches_the_server() {
     let postgres = Postgres::shared();
-    let direct = postgres.database("cut_commit", "CREATE TABLE t (n int)").await;
+    let direct = postgres
+        .database("cut_commit", "CREATE TABLE oncegate_marks (n int); CREATE VIEW t AS TABLE oncegate_marks")
+        .await;
     let proxy = Proxy::start(postgres.port()).await;
     for (point, expected) in [(Point::CommitArriving, 0), (Point::CommitDone, 1), (Point::CommitDone, 2)] {
         let mut client = connect(proxy.port(), "cut_commit").await;
         let sprung = proxy.trap(point, Action::Cut);
         let transaction = client.transaction().await.unwrap();
-        transaction.execute("INSERT INTO t VALUES (1)", &[]).await.unwrap();
+        transaction.execute("INSERT INTO oncegate_marks VALUES (1)", &[]).await.unwrap();
         transaction.commit().await.expect_err("the reply must not come back");
         sprung.await.unwrap();
         assert_eq!(rows(&direct).await, expected, "{point:?}");
@@ -92,14 +107,16 @@ async fn a_commit_is_cut_before_and_after_it_reaches_the_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_is_held_and_let_go() {
     let postgres = Postgres::shared();
-    let direct = postgres.database("hold_commit", "CREATE TABLE t (n int)").await;
+    let direct = postgres
+        .database("hold_commit", "CREATE TABLE oncegate_marks (n int); CREATE VIEW t AS TABLE oncegate_marks")
+        .await;
     let proxy = Proxy::start(postgres.port()).await;
     for (point, meanwhile) in [(Point::CommitArriving, 0), (Point::CommitDone, 2)] {
         let mut client = connect(proxy.port(), "hold_commit").await;
         let sprung = proxy.trap(point, Action::Hold);
         let commit = tokio::spawn(async move {
             let transaction = client.transaction().await.unwrap();
-            transaction.execute("INSERT INTO t VALUES (1)", &[]).await.unwrap();
+            transaction.execute("INSERT INTO oncegate_marks VALUES (1)", &[]).await.unwrap();
             transaction.commit().await
         });
         sprung.await.unwrap();

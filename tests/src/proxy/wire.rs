@@ -14,11 +14,17 @@ pub(super) enum Seen {
     Ssl,
     /// Rows of a COPY.
     CopyData,
-    /// Once the server has read it, a batch may be committed: `COMMIT`, or a statement with the batch's mark outside of a
-    /// transaction block.
+    /// Once the server has read it, a batch may be committed: `COMMIT` after the batch's marks, or the end of a statement
+    /// with its marks outside of a transaction block.
     Commit,
     /// Anything else.
     Other,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ends {
+    AtCommit,
+    AtSync,
 }
 
 /// Cuts the client's stream into messages.
@@ -29,8 +35,8 @@ pub(super) struct Frontend {
     /// Text of prepared statements, by name, and which statement each portal runs.
     statements: HashMap<String, String>,
     portals: HashMap<String, String>,
-    /// An `Execute` that writes outside of a transaction block commits with the `Sync` after it.
-    commits_at_sync: bool,
+    /// Marks were written: inside of a transaction block they wait for `COMMIT`, outside for the next `Sync`.
+    marked: Option<Ends>,
 }
 
 impl Frontend {
@@ -62,7 +68,20 @@ impl Frontend {
         let mut text = || texts.next().unwrap_or_default();
         match message[0] {
             b'd' => return Seen::CopyData,
-            b'Q' => return if commits(&text(), in_transaction()) { Seen::Commit } else { Seen::Other },
+            b'Q' => {
+                let statement = text();
+                if writes_marks(&statement) {
+                    self.marked = Some(Ends::AtCommit);
+                    if !in_transaction() && ends_transaction(&statement).is_none() {
+                        return self.commit();
+                    }
+                }
+                match ends_transaction(&statement) {
+                    Some(true) if self.marked.is_some() => return self.commit(),
+                    Some(_) => self.marked = None,
+                    None => {}
+                }
+            }
             b'P' => {
                 let name = text();
                 self.statements.insert(name, text());
@@ -74,25 +93,35 @@ impl Frontend {
             }
             b'E' => {
                 let portal = text();
-                let statement = self.portals.get(&portal).map_or("", String::as_str);
-                self.commits_at_sync |= commits(statement, in_transaction());
+                if self.portals.get(&portal).is_some_and(|statement| writes_marks(statement)) {
+                    self.marked = Some(if in_transaction() { Ends::AtCommit } else { Ends::AtSync });
+                }
             }
-            b'S' if self.commits_at_sync => {
-                self.commits_at_sync = false;
-                return Seen::Commit;
-            }
+            b'S' if self.marked == Some(Ends::AtSync) => return self.commit(),
             _ => {}
         }
         Seen::Other
     }
+
+    fn commit(&mut self) -> Seen {
+        self.marked = None;
+        Seen::Commit
+    }
 }
 
-fn commits(statement: &str, in_transaction: bool) -> bool {
-    let statement = statement.trim_end_matches([' ', ';', '\n']).to_ascii_uppercase();
-    let last = statement.rsplit(';').next().unwrap_or_default().trim();
-    let writes_marks = statement.contains("INSERT INTO") && statement.contains("ONCEGATE_MARKS");
-    matches!(last, "COMMIT" | "END" | "COMMIT WORK" | "COMMIT TRANSACTION")
-        || (writes_marks && !in_transaction)
+fn writes_marks(statement: &str) -> bool {
+    let statement = statement.to_ascii_uppercase();
+    statement.contains("INSERT INTO") && statement.contains("ONCEGATE_MARKS")
+}
+
+/// Whether the last statement of a text ends a transaction block, and whether it commits.
+fn ends_transaction(text: &str) -> Option<bool> {
+    let text = text.trim_end_matches([' ', ';', '\n']).to_ascii_uppercase();
+    match text.rsplit(';').next().unwrap_or_default().trim() {
+        "COMMIT" | "END" => Some(true),
+        "ROLLBACK" | "ABORT" => Some(false),
+        _ => None,
+    }
 }
 
 /// Follows the server's stream: only to know whether a transaction block is open, and when an answer is complete.
