@@ -43,7 +43,8 @@ impl Gateway {
     pub fn configure(&self, rest: &str) {
         let (listen, admin, store) = (self.listen, self.admin, self.path("store"));
         let text = format!(
-            "[server]\nlisten = \"{listen}\"\nadmin_listen = \"{admin}\"\n\n[store]\npath = {:?}\n\n{rest}\n",
+            "[server]\nlisten = \"{listen}\"\nadmin_listen = \"{admin}\"\ninstance = \"{}\"\n\n[store]\npath = {:?}\n\n{rest}\n",
+            self.name(),
             store.display().to_string()
         );
         fs::write(self.path("oncegate.toml"), text).expect("the temporary folder can be written");
@@ -122,6 +123,11 @@ impl Gateway {
     pub fn delete_store(&self) {
         assert!(self.process.is_none(), "the gateway runs");
         fs::remove_dir_all(self.path("store")).expect("the store folder is there");
+    }
+
+    /// Its name as an owner; the same over restarts, also after a lost store.
+    pub fn name(&self) -> String {
+        format!("gateway-{}", self.listen.port())
     }
 
     /// Where clients send records.

@@ -51,7 +51,7 @@ async fn p3_a_second_http_owner_waits_for_a_live_one_and_says_whom_it_waits_for(
     first.start().await;
     send(&first, &orders[..100]).await;
     second.spawn();
-    second.logged(&["waiting", "http/0", "held by"], PATIENCE).await;
+    second.logged(&["waiting", "http/0", "held by", &first.name()], PATIENCE).await;
     // As long as the first lives, however long that is, the second takes nothing.
     let until = Instant::now() + Duration::from_secs(8);
     while Instant::now() < until {
@@ -100,7 +100,7 @@ async fn p5_a_frozen_http_owner_is_replaced_and_writes_nothing_when_it_goes_on()
         let replayed = send(&second, &orders).await;
         first.thaw();
         proxy.release();
-        first.logged(&["fenced", "now belongs to"], PATIENCE).await;
+        first.logged(&["fenced", "now belongs to", &second.name()], PATIENCE).await;
         // The first owner takes no more decisions.
         let refused = HttpClient::new(first.listen()).post("/v1/orders", &[], orders[99].json()).await;
         assert_eq!(refused.expect("the first runs").status, 503);
@@ -174,7 +174,7 @@ async fn p4_two_relays_of_two_groups_fence_each_other_and_write_everything_once(
     kafka.produce("two_groups", early.iter().map(|change| change.produced(2)));
     first.start().await;
     second.spawn();
-    let fenced = first.logged(&["fenced", "now belongs to", "epoch"], PATIENCE).await;
+    let fenced = first.logged(&["fenced", "now belongs to", &second.name()], PATIENCE).await;
     println!("{fenced}");
     kafka.produce("two_groups", late.iter().map(|change| change.produced(2)));
     await_table(&table, "orders", &workload.model(), PATIENCE).await;
