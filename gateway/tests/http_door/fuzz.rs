@@ -103,6 +103,7 @@ fn whole_request() -> impl Strategy<Value = Vec<u8>> {
 fn config() -> ProptestConfig {
     // `PROPTEST_CASES` makes a long run.
     ProptestConfig {
+        failure_persistence: None,
         cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(96),
         ..ProptestConfig::default()
     }

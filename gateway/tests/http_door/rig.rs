@@ -53,25 +53,25 @@ impl Encode for DoColumn {
 
 /// What the scripted lane knows.
 #[derive(Default)]
-pub struct Lane {
+pub(crate) struct Lane {
     settled: Mutex<HashMap<Fingerprint, (Digest, Settled)>>,
     /// Payloads that the sink took, in order.
-    pub written: Mutex<Vec<Vec<u8>>>,
+    pub(crate) written: Mutex<Vec<Vec<u8>>>,
     /// Records that were submitted.
-    pub submitted: AtomicUsize,
+    pub(crate) submitted: AtomicUsize,
     /// The biggest chunk, records.
-    pub biggest: AtomicUsize,
+    pub(crate) biggest: AtomicUsize,
     /// The route is not ready.
-    pub away: AtomicBool,
+    pub(crate) away: AtomicBool,
     refused_once: AtomicBool,
 }
 
-pub struct Route {
+pub(crate) struct Route {
     name: String,
     namer: Namer,
     limits: HttpLimits,
     metrics: Arc<RouteMetrics>,
-    pub lane: Arc<Lane>,
+    pub(crate) lane: Arc<Lane>,
 }
 
 impl Route {
@@ -216,18 +216,18 @@ fn copy(fingerprint: Fingerprint, digest: Digest, (known, settled): (Digest, Set
 }
 
 /// A door with the routes `orders` and `others`.
-pub struct Rig {
-    pub address: SocketAddr,
-    pub orders: Arc<Route>,
-    pub others: Arc<Route>,
-    pub metrics: Arc<Metrics>,
-    pub draining: Draining,
+pub(crate) struct Rig {
+    pub(crate) address: SocketAddr,
+    pub(crate) orders: Arc<Route>,
+    pub(crate) others: Arc<Route>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) draining: Draining,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<oncegate::door::http::Drained>,
 }
 
 impl Rig {
-    pub fn start(limits: HttpLimits, options: HttpOptions) -> Self {
+    pub(crate) fn start(limits: HttpLimits, options: HttpOptions) -> Self {
         let metrics = Arc::new(Metrics::new());
         let orders = Arc::new(Route::new("orders", limits.clone(), &metrics));
         let others = Arc::new(Route::new("others", limits, &metrics));
@@ -245,17 +245,17 @@ impl Rig {
     }
 
     /// The shutdown signal.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         drop(self.stop.take());
     }
 
-    pub async fn drained(self) -> oncegate::door::http::Drained {
+    pub(crate) async fn drained(self) -> oncegate::door::http::Drained {
         drop(self.stop);
         self.serving.await.unwrap()
     }
 
     /// Rows that the sinks hold.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.orders.lane.written.lock().len() + self.others.lane.written.lock().len()
     }
 }

@@ -12,37 +12,37 @@ use tokio::{
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub struct Response {
-    pub status: u16,
+pub(crate) struct Response {
+    pub(crate) status: u16,
     /// Names in lower case.
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Response {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| {
             panic!("{error} in {:?} of {}", String::from_utf8_lossy(&self.body), self.status)
         })
     }
 }
 
-pub struct Wire {
+pub(crate) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
 }
 
 impl Wire {
-    pub async fn connect(address: SocketAddr) -> Self {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
         Self { stream: TcpStream::connect(address).await.unwrap(), buffer: Vec::new() }
     }
 
     /// Sends; the server may have closed already.
-    pub async fn send(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         tokio::time::timeout(PATIENCE, self.stream.write_all(bytes))
             .await
             .expect("the server takes nothing")
@@ -50,13 +50,13 @@ impl Wire {
     }
 
     /// Closes our side.
-    pub async fn end(&mut self) {
+    pub(crate) async fn end(&mut self) {
         // The server may have gone first.
         let _gone: Result<(), _> = self.stream.shutdown().await;
     }
 
     /// The next response, 1xx too; none once the server has closed.
-    pub async fn response(&mut self) -> Option<Response> {
+    pub(crate) async fn response(&mut self) -> Option<Response> {
         let read = async {
             let head = loop {
                 if let Some(at) = find(&self.buffer, b"\r\n\r\n") {
@@ -71,7 +71,9 @@ impl Wire {
                     return None;
                 }
             };
-            let text = String::from_utf8(self.buffer.drain(..head).collect()).expect("a head is text");
+            // Not always UTF-8: a key is echoed as it came.
+            let bytes: Vec<u8> = self.buffer.drain(..head).collect();
+            let text = String::from_utf8_lossy(&bytes);
             let mut lines = text.trim_end().split("\r\n");
             let line = lines.next().unwrap();
             assert!(line.starts_with("HTTP/1.1 ") || line.starts_with("HTTP/1.0 "), "{line}");
@@ -99,12 +101,12 @@ impl Wire {
     }
 
     /// Whether the server closes without a further byte.
-    pub async fn closed(&mut self) -> bool {
+    pub(crate) async fn closed(&mut self) -> bool {
         self.response().await.is_none()
     }
 
     /// Whether nothing comes for a while.
-    pub async fn silent(&mut self, span: Duration) -> bool {
+    pub(crate) async fn silent(&mut self, span: Duration) -> bool {
         self.buffer.is_empty() && tokio::time::timeout(span, self.more()).await.is_err()
     }
 }
@@ -114,7 +116,7 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
 }
 
 /// A request; without `content-length` or `transfer-encoding` among the headers it gets the length of its body.
-pub fn request(line: &str, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
+pub(crate) fn request(line: &str, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
     let body = body.as_ref();
     let mut out = format!("{line}\r\nhost: test\r\n");
     let mut framed = false;
@@ -131,7 +133,7 @@ pub fn request(line: &str, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> 
 }
 
 /// `POST /v1/orders` of JSON.
-pub fn post(headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
+pub(crate) fn post(headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
     let mut all = headers.to_vec();
     if !headers.iter().any(|(name, _)| *name == "content-type") {
         all.push(("content-type", "application/json"));
@@ -140,7 +142,7 @@ pub fn post(headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
 }
 
 /// One piece of a chunked body.
-pub fn piece(bytes: impl AsRef<[u8]>) -> Vec<u8> {
+pub(crate) fn piece(bytes: impl AsRef<[u8]>) -> Vec<u8> {
     let bytes = bytes.as_ref();
     let mut out = format!("{:x}\r\n", bytes.len()).into_bytes();
     out.extend_from_slice(bytes);

@@ -4,12 +4,10 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -19,13 +17,14 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::{Semaphore, watch},
     task::JoinSet,
-    time::{Instant, Sleep, sleep},
+    time::{Instant, sleep},
 };
 use tracing::{debug, warn};
+
+use super::stream::Patient;
 
 /// Bounds of a listener's connections.
 #[derive(Clone, Debug)]
@@ -236,89 +235,5 @@ async fn connection<H: Handle>(
     };
     if let Err(error) = ended {
         debug!(%error, "connection ended");
-    }
-}
-
-/// A stream that waits neither for ever to write, nor resets a client that is still sending when it is closed.
-struct Patient {
-    stream: TcpStream,
-    write_timeout: Duration,
-    linger: Duration,
-    timer: Option<Pin<Box<Sleep>>>,
-    closing: bool,
-}
-
-impl Patient {
-    fn new(stream: TcpStream, options: &ListenOptions) -> Self {
-        let ListenOptions { write_timeout, linger, .. } = *options;
-        Self { stream, write_timeout, linger, timer: None, closing: false }
-    }
-
-    /// Fails a write that made no progress for too long.
-    fn progress<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.timer = None;
-            return written;
-        }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.write_timeout)));
-        ready!(timer.as_mut().poll(cx));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl AsyncRead for Patient {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, out)
-    }
-}
-
-impl AsyncWrite for Patient {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.progress(written, cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.progress(written, cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    /// Closes our side, then takes what still comes until the client closes too or `linger` is over: unread bytes would
-    /// make the kernel reset the connection, and the client might never see the answer.
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if !this.closing {
-            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
-            this.closing = true;
-            this.timer = None;
-        }
-        let linger = this.linger;
-        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(linger)));
-        let mut waste = [0; 16 << 10];
-        while timer.as_mut().poll(cx).is_pending() {
-            let mut out = ReadBuf::new(&mut waste);
-            match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut out)) {
-                Ok(()) if !out.filled().is_empty() => {}
-                // Closed or broken: nothing more comes.
-                _ => break,
-            }
-        }
-        Poll::Ready(Ok(()))
     }
 }

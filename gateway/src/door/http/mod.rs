@@ -33,6 +33,7 @@ pub(crate) mod listen;
 pub mod problem;
 mod reply;
 mod several;
+mod stream;
 
 pub use listen::{Drained, Draining, ListenOptions};
 pub use reply::PROBLEM_BASE;

@@ -9,6 +9,12 @@ use crate::outcome::{Answer, Outcome, Problem, settled_outcome};
 pub enum Kind {
     /// The payload is not what the route takes.
     BadRecord,
+    /// Not HTTP, or framed in a way that two parsers may read differently.
+    BadRequest,
+    /// The target of the request is too long.
+    UriTooLong,
+    /// The head of the request is too large.
+    HeadTooLarge,
     /// The body ended early, or its framing is broken.
     BodyIncomplete,
     /// The body does not decode as `Content-Encoding` says.
@@ -59,6 +65,11 @@ impl Kind {
         use StatusCode as S;
         match self {
             Kind::BadRecord => (S::BAD_REQUEST, "bad-record", "The record is not what the route takes"),
+            Kind::BadRequest => (S::BAD_REQUEST, "bad-request", "The request is not valid HTTP/1.1"),
+            Kind::UriTooLong => (S::URI_TOO_LONG, "uri-too-long", "The request's target is too long"),
+            Kind::HeadTooLarge => {
+                (S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head-too-large", "The request's head is too large")
+            }
             Kind::BodyIncomplete => (S::BAD_REQUEST, "body-incomplete", "The body is incomplete"),
             Kind::BodyUndecodable => {
                 (S::BAD_REQUEST, "body-undecodable", "The body does not decode as Content-Encoding says")

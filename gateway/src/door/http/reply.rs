@@ -57,7 +57,8 @@ struct ProblemBody<'a> {
     retry_after_ms: Option<u64>,
 }
 
-fn problem_body(trouble: &Trouble, about: About<'_>, whole: bool) -> Vec<u8> {
+/// The body of a problem; inside an entry of an outcome list it has no status.
+pub(super) fn problem_body(trouble: &Trouble, about: About<'_>, whole: bool) -> Vec<u8> {
     let (status, slug, title) = trouble.kind.parts();
     let body = ProblemBody {
         uri: format!("{PROBLEM_BASE}{slug}"),
