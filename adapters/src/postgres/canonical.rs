@@ -8,7 +8,13 @@ use super::types::Kind;
 /// Appends the canonical bytes of `field` (without its length), a value of `kind`, that another value may follow.
 pub(super) fn append(kind: &Kind, field: &[u8], out: &mut Vec<u8>) {
     match kind {
-        Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Date | Kind::Time(_) | Kind::Timestamp(_) | Kind::TimestampTz(_) => {
+        Kind::Int2
+        | Kind::Int4
+        | Kind::Int8
+        | Kind::Date
+        | Kind::Time(_)
+        | Kind::Timestamp(_)
+        | Kind::TimestampTz(_) => {
             out.extend_from_slice(&((signed(field) as u64) ^ (1 << 63)).to_be_bytes());
         }
         Kind::Bool | Kind::Uuid => out.extend_from_slice(field),
@@ -16,7 +22,9 @@ pub(super) fn append(kind: &Kind, field: &[u8], out: &mut Vec<u8>) {
         Kind::Text(_) | Kind::Enum(_) => append_text(field, out),
         Kind::Bytea => append_bytes(field, out),
         Kind::Numeric(_) => append_numeric(field, out),
-        Kind::Float4 => append_double(field.try_into().map_or(0.0, |bits| f64::from(f32::from_be_bytes(bits))), out),
+        Kind::Float4 => {
+            append_double(field.try_into().map_or(0.0, |bits| f64::from(f32::from_be_bytes(bits))), out)
+        }
         Kind::Float8 => append_double(field.try_into().map_or(0.0, f64::from_be_bytes), out),
         // Never in a row key or a version (`Kind::can_be_row_key`, `Kind::can_be_version`).
         Kind::Json | Kind::Jsonb | Kind::Inet | Kind::Array(..) => append_bytes(field, out),

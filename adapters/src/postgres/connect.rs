@@ -1,9 +1,6 @@
 //! One connection: how it is made (TLS, time-outs, name), and what an error on it means.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
@@ -200,7 +197,12 @@ impl ServerCertVerifier for AnyCertificate {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+        rustls::crypto::verify_tls12_signature(
+            message,
+            cert,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -209,7 +211,12 @@ impl ServerCertVerifier for AnyCertificate {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+        rustls::crypto::verify_tls13_signature(
+            message,
+            cert,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -224,8 +231,11 @@ pub(super) fn application_prefix(route: &str) -> String {
         return format!("oncegate/{route}/");
     }
     // The server cuts names at 63 bytes and replaces what is not ASCII: a hash keeps routes apart.
-    let hash = route.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    let head: String = route.chars().map(|character| if plain(character) { character } else { '_' }).take(15).collect();
+    let hash = route
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let head: String =
+        route.chars().map(|character| if plain(character) { character } else { '_' }).take(15).collect();
     format!("oncegate/{head}~{hash:016x}/")
 }
 
@@ -286,7 +296,9 @@ pub(super) fn refusal(error: &tokio_postgres::Error) -> String {
         _ => "the server refused it",
     }
     .to_owned();
-    for (what, name) in [("constraint", server.constraint()), ("column", server.column()), ("type", server.datatype())] {
+    for (what, name) in
+        [("constraint", server.constraint()), ("column", server.column()), ("type", server.datatype())]
+    {
         if let Some(name) = name {
             text.push_str(&format!(", {what} {name:?}"));
         }
@@ -316,8 +328,12 @@ mod tests {
 
     #[test]
     fn ssl_options_are_taken_out_of_urls_and_lists() {
-        let (url, ssl) = take_ssl_options("postgres://u@h/d?sslmode=verify-full&x=1&sslrootcert=%2Ftmp%2Fca.pem");
-        assert_eq!((url.as_str(), ssl.mode.as_deref(), ssl.root_cert.as_deref()), ("postgres://u@h/d?x=1", Some("verify-full"), Some("/tmp/ca.pem")));
+        let (url, ssl) =
+            take_ssl_options("postgres://u@h/d?sslmode=verify-full&x=1&sslrootcert=%2Ftmp%2Fca.pem");
+        assert_eq!(
+            (url.as_str(), ssl.mode.as_deref(), ssl.root_cert.as_deref()),
+            ("postgres://u@h/d?x=1", Some("verify-full"), Some("/tmp/ca.pem"))
+        );
         let (list, ssl) = take_ssl_options("host=h sslmode=require dbname=d");
         assert_eq!((list.as_str(), ssl.mode.as_deref()), ("host=h dbname=d", Some("require")));
         assert_eq!(take_ssl_options("postgres://u@h/d?sslmode=prefer").0, "postgres://u@h/d");
@@ -326,7 +342,11 @@ mod tests {
     #[test]
     fn a_bad_url_or_mode_or_certificate_is_a_misfit() {
         let second = Duration::from_secs(1);
-        for url in ["nonsense", "postgres://h/d?sslmode=maybe", "postgres://h/d?sslmode=require&sslrootcert=/nonexistent"] {
+        for url in [
+            "nonsense",
+            "postgres://h/d?sslmode=maybe",
+            "postgres://h/d?sslmode=require&sslrootcert=/nonexistent",
+        ] {
             assert!(Address::new(url, second).is_err(), "{url}");
         }
         assert!(Address::new("postgres://h/d?sslmode=require", second).is_ok());

@@ -150,7 +150,9 @@ impl PostgresSession {
                 Class::Lost if in_doubt => Err(SinkError::Unknown { reason: cause(&error) }),
                 Class::Lost => Err(not_applied(&error)),
                 // The server undid the transaction before it said so.
-                Class::Again if error.code() == Some(&SqlState::FEATURE_NOT_SUPPORTED) || stale_statement(&error) => {
+                Class::Again
+                    if error.code() == Some(&SqlState::FEATURE_NOT_SUPPORTED) || stale_statement(&error) =>
+                {
                     link.statements.clear();
                     self.link = roll_back(link).await;
                     Err(not_applied(&error))
@@ -221,25 +223,41 @@ impl PostgresSession {
     fn can_be_whole(&self, work: &Work<'_>) -> bool {
         work.plan.ops().is_empty()
             || work.one_shape().is_some_and(|shape| {
-                work.encoder.present(shape).iter().all(|&index| !work.encoder.targets()[index].kind.is_array())
+                work.encoder
+                    .present(shape)
+                    .iter()
+                    .all(|&index| !work.encoder.targets()[index].kind.is_array())
             })
     }
 
     /// Fence, rows and marks in one statement. `None` if the bet was lost: then nothing of it stays.
-    async fn whole(&self, link: &mut Link, work: &Work<'_>, committing: &AtomicBool) -> Result<Option<Vec<RowOutcome>>, Fault> {
+    async fn whole(
+        &self,
+        link: &mut Link,
+        work: &Work<'_>,
+        committing: &AtomicBool,
+    ) -> Result<Option<Vec<RowOutcome>>, Fault> {
         let steps = work.batch.steps;
         let several = steps.len() > 1;
         let shape = work.one_shape();
         let present = shape.map_or_else(Vec::new, |shape| work.encoder.present(shape));
         let statement = link
             .prepared(StatementKey::Whole { shape, several }, || {
-                let text = statements::whole(&self.shared.tables, work.encoder, shape, several, self.raises_commit());
+                let text = statements::whole(
+                    &self.shared.tables,
+                    work.encoder,
+                    shape,
+                    several,
+                    self.raises_commit(),
+                );
                 let mut types = vec![Type::TEXT, Type::TEXT_ARRAY];
                 types.extend([Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY]);
                 types.extend(mark_types());
                 if shape.is_some() {
                     types.push(Type::INT8);
-                    types.extend(present.iter().map(|&index| params::type_of(work.encoder.targets()[index].array_oid)));
+                    types.extend(
+                        present.iter().map(|&index| params::type_of(work.encoder.targets()[index].array_oid)),
+                    );
                 }
                 (text, types)
             })
@@ -261,7 +279,11 @@ impl PostgresSession {
         }
     }
 
-    async fn prepare_fence(&self, link: &mut Link, several: bool) -> Result<Statement, tokio_postgres::Error> {
+    async fn prepare_fence(
+        &self,
+        link: &mut Link,
+        several: bool,
+    ) -> Result<Statement, tokio_postgres::Error> {
         link.prepared(StatementKey::Fence { several }, || {
             let mut types = vec![Type::TEXT, Type::TEXT_ARRAY];
             types.extend([Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY]);
@@ -303,7 +325,11 @@ impl PostgresSession {
         Ok(())
     }
 
-    async fn prepare_copies(&self, link: &mut Link, work: &Work<'_>) -> Result<Vec<(Statement, Vec<Bytes>, u64)>, Fault> {
+    async fn prepare_copies(
+        &self,
+        link: &mut Link,
+        work: &Work<'_>,
+    ) -> Result<Vec<(Statement, Vec<Bytes>, u64)>, Fault> {
         let mut shapes: Vec<Shape> = work.plan.ops().iter().map(|op| work.rows[op.row].shape).collect();
         shapes.sort_unstable();
         shapes.dedup();
@@ -350,7 +376,13 @@ impl PostgresSession {
     }
 
     /// Marks, dead letters and COMMIT, in one round trip.
-    async fn close(&self, link: &mut Link, work: &Work<'_>, outcomes: &[RowOutcome], committing: &AtomicBool) -> Result<(), Fault> {
+    async fn close(
+        &self,
+        link: &mut Link,
+        work: &Work<'_>,
+        outcomes: &[RowOutcome],
+        committing: &AtomicBool,
+    ) -> Result<(), Fault> {
         let Batch { steps, rows, dead_letters, on_refused, seal, .. } = work.batch;
         let marks = seal(outcomes);
         let refused = rows.iter().zip(outcomes).filter_map(|(row, outcome)| match outcome {
@@ -394,7 +426,9 @@ impl PostgresSession {
         }
         // The statements that come before COMMIT, so that a failed one makes COMMIT a rollback.
         let client = &link.client;
-        let writing = futures_util::future::join_all(writes.iter().map(|(statement, parameters)| query(client, statement, parameters)));
+        let writing = futures_util::future::join_all(
+            writes.iter().map(|(statement, parameters)| query(client, statement, parameters)),
+        );
         committing.store(true, Ordering::Relaxed);
         let (written, committed) = join(writing, client.batch_execute("COMMIT")).await;
         for written in written {
@@ -413,12 +447,17 @@ impl PostgresSession {
         Ok(())
     }
 
-    fn dead_letter_parameters(&self, steps: &[ShardStep], letters: &[DeadLetter<'_>]) -> Result<Vec<Raw>, Fault> {
+    fn dead_letter_parameters(
+        &self,
+        steps: &[ShardStep],
+        letters: &[DeadLetter<'_>],
+    ) -> Result<Vec<Raw>, Fault> {
         let mut shards = Vec::with_capacity(letters.len());
         for letter in letters {
             shards.push(&*step(steps, letter.source.step)?.shard);
         }
-        let reasons: Vec<String> = letters.iter().map(|letter| letter.reason.replace('\0', "\u{fffd}")).collect();
+        let reasons: Vec<String> =
+            letters.iter().map(|letter| letter.reason.replace('\0', "\u{fffd}")).collect();
         Ok(vec![
             params::text(&self.route),
             params::texts(shards),
@@ -516,7 +555,11 @@ pub(super) fn copy_chunks<'a, const N: usize>(rows: impl Iterator<Item = [&'a [u
 }
 
 /// Sends data that is ready whole: nothing is waited for between its first and last byte but the socket (P5).
-pub(super) async fn copy(client: &Client, statement: &Statement, chunks: Vec<Bytes>) -> Result<u64, tokio_postgres::Error> {
+pub(super) async fn copy(
+    client: &Client,
+    statement: &Statement,
+    chunks: Vec<Bytes>,
+) -> Result<u64, tokio_postgres::Error> {
     let mut sink = pin!(client.copy_in::<_, Bytes>(statement).await?);
     for chunk in chunks {
         if sink.feed(chunk).await.is_err() {

@@ -17,8 +17,7 @@
 use std::net::IpAddr;
 
 use super::{
-    canonical,
-    numeric,
+    canonical, numeric,
     row::{self, Shape},
     types::Kind,
 };
@@ -93,7 +92,11 @@ impl Encoder {
 
     fn bad(&self, index: usize, fault: Fault) -> BadValue {
         let column = &self.columns[index];
-        BadValue { column: column.name.clone(), column_type: column.type_name.clone(), reason: fault.into_owned() }
+        BadValue {
+            column: column.name.clone(),
+            column_type: column.type_name.clone(),
+            reason: fault.into_owned(),
+        }
     }
 
     fn write(&self, values: &[Value<'_>], row: &mut Vec<u8>, row_key: &mut Vec<u8>) -> Result<(), BadValue> {
@@ -109,7 +112,9 @@ impl Encoder {
         for (index, value) in values.iter().enumerate() {
             if matches!(value, Value::Missing) && self.default_bit[index].is_some() {
                 if self.row_key.contains(&index) || self.version == Some(index) {
-                    return Err(self.bad(index, "is needed: it belongs to the row key or is the version".into()));
+                    return Err(
+                        self.bad(index, "is needed: it belongs to the row key or is the version".into())
+                    );
                 }
                 continue;
             }
@@ -152,7 +157,12 @@ impl Encoder {
         0..0
     }
 
-    fn append_version(&self, index: usize, span: std::ops::Range<usize>, row: &mut Vec<u8>) -> Result<(), BadValue> {
+    fn append_version(
+        &self,
+        index: usize,
+        span: std::ops::Range<usize>,
+        row: &mut Vec<u8>,
+    ) -> Result<(), BadValue> {
         let mut version = Vec::with_capacity(span.len() + 8);
         canonical::append(&self.targets[index].kind, &row[span], &mut version);
         if version.len() > MAX_VERSION {
@@ -170,7 +180,8 @@ impl Encoder {
                 reason: "a delete needs a row_key, and the route names none".into(),
             });
         }
-        let start = row::begin(row, RowKind::Delete, 0, self.row_key.len() + usize::from(self.version.is_some()));
+        let start =
+            row::begin(row, RowKind::Delete, 0, self.row_key.len() + usize::from(self.version.is_some()));
         for &index in &self.row_key {
             let at = row.len() + 4;
             self.field(index, &values[index], row)?;
@@ -261,7 +272,8 @@ fn append_value(kind: &Kind, value: &Value<'_>, out: &mut Vec<u8>) -> Result<(),
         Value::Json(json) => append_json(kind, json, out),
         Value::Text(text) => match kind {
             Kind::Json | Kind::Jsonb => {
-                let json = serde_json::to_string(text).map_err(|_| Fault::Borrowed("cannot be written as JSON"))?;
+                let json =
+                    serde_json::to_string(text).map_err(|_| Fault::Borrowed("cannot be written as JSON"))?;
                 append_json(kind, &json, out)
             }
             Kind::Array(..) => Err("needs a JSON array, got text".into()),
@@ -273,7 +285,8 @@ fn append_value(kind: &Kind, value: &Value<'_>, out: &mut Vec<u8>) -> Result<(),
                 Ok(())
             }
             _ => {
-                let text = std::str::from_utf8(bytes).map_err(|_| Fault::Borrowed("needs text, got bytes that are not UTF-8"))?;
+                let text = std::str::from_utf8(bytes)
+                    .map_err(|_| Fault::Borrowed("needs text, got bytes that are not UTF-8"))?;
                 append_value(kind, &Value::Text(text), out)
             }
         },

@@ -127,14 +127,23 @@ impl PostgresSink {
         let misfit = |what: &str, remedy: &str| Misfit { what: what.to_owned(), remedy: remedy.to_owned() };
         let (schema, table) = config.table.split_once('.').unwrap_or(("public", &config.table));
         if schema.is_empty() || table.is_empty() {
-            return Err(misfit(&format!("table {:?} is no table name", config.table), "write it as schema.table"));
+            return Err(misfit(
+                &format!("table {:?} is no table name", config.table),
+                "write it as schema.table",
+            ));
         }
         if config.mode != Mode::Insert && config.row_key.is_empty() {
-            return Err(misfit("the mode needs a row_key", "name the columns of the table's primary key in row_key"));
+            return Err(misfit(
+                "the mode needs a row_key",
+                "name the columns of the table's primary key in row_key",
+            ));
         }
         match (config.mode, &config.version) {
             (Mode::UpsertIfNewer, None) => {
-                return Err(misfit("mode upsert-if-newer needs a version", "name the column that grows with every change"));
+                return Err(misfit(
+                    "mode upsert-if-newer needs a version",
+                    "name the column that grows with every change",
+                ));
             }
             (Mode::Insert | Mode::Upsert, Some(version)) => {
                 return Err(misfit(
@@ -147,7 +156,9 @@ impl PostgresSink {
         let (schema, table) = (schema.to_owned(), table.to_owned());
         let tables = Tables::new(&schema, &table, config.meta_schema.as_deref().unwrap_or(&schema));
         let address = Address::new(&config.url, config.connect_timeout)?;
-        Ok(PostgresSink { shared: Arc::new(Shared { config, address, schema, table, tables, probed: OnceLock::new() }) })
+        Ok(PostgresSink {
+            shared: Arc::new(Shared { config, address, schema, table, tables, probed: OnceLock::new() }),
+        })
     }
 }
 

@@ -33,7 +33,9 @@ pub(super) fn append(text: &str, bounds: Option<(i64, i64)>, out: &mut Vec<u8>) 
         }
         if significant.point > precision - scale {
             let (sign, digits) = (if decimal.negative { "below -" } else { "above " }, precision - scale);
-            return Err(format!("{sign}(10 to the {digits}): more than {digits} digits before the point").into());
+            return Err(
+                format!("{sign}(10 to the {digits}): more than {digits} digits before the point").into()
+            );
         }
     }
     if significant.point > MAX_BEFORE_POINT {

@@ -13,7 +13,11 @@ impl std::fmt::Debug for Raw {
 }
 
 impl ToSql for Raw {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         out.put_slice(&self.0);
         Ok(IsNull::No)
     }
@@ -103,7 +107,9 @@ pub(super) fn integers(values: impl IntoIterator<Item = i64>) -> Raw {
 /// A `bigint[]` with nulls.
 pub(super) fn optional_integers(values: impl IntoIterator<Item = Option<i64>>) -> Raw {
     let mut array = Array::of(&Type::INT8);
-    values.into_iter().for_each(|value| array.option(value.map(i64::to_be_bytes).as_ref().map(<[u8; 8]>::as_slice)));
+    values
+        .into_iter()
+        .for_each(|value| array.option(value.map(i64::to_be_bytes).as_ref().map(<[u8; 8]>::as_slice)));
     array.finish()
 }
 

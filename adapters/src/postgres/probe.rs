@@ -28,11 +28,17 @@ pub(super) async fn run(shared: &Shared) -> Result<Probed, Vec<Misfit>> {
     let found = match tokio::time::timeout(PROBE_TIMEOUT, probe.check()).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => {
-            probe.push(format!("a start-up check failed: {}", cause(&error)), "mend what the server says, and start again");
+            probe.push(
+                format!("a start-up check failed: {}", cause(&error)),
+                "mend what the server says, and start again",
+            );
             None
         }
         Err(_) => {
-            probe.push("the start-up checks took more than 60 s", "see what locks the tables or loads the server");
+            probe.push(
+                "the start-up checks took more than 60 s",
+                "see what locks the tables or loads the server",
+            );
             None
         }
     };
@@ -115,13 +121,19 @@ impl Probe<'_> {
             );
         }
         if row.get::<_, bool>(3) {
-            self.push("the server is a standby", "point the url at the primary, or add target_session_attrs=read-write");
+            self.push(
+                "the server is a standby",
+                "point the url at the primary, or add target_session_attrs=read-write",
+            );
         } else if row.get::<_, &str>(4) == "on" {
             self.push("transactions are read-only", "set default_transaction_read_only = off for this user");
         }
         let encoding: &str = row.get(5);
         if encoding != "UTF8" {
-            self.push(format!("the database's encoding is {encoding}"), "use a database whose encoding is UTF8");
+            self.push(
+                format!("the database's encoding is {encoding}"),
+                "use a database whose encoding is UTF8",
+            );
         }
         Ok(matches!(row.get(2), "off" | "local"))
     }
@@ -141,7 +153,10 @@ impl Probe<'_> {
             if let Err(error) = self.client.batch_execute(&script).await {
                 self.client.batch_execute("ROLLBACK").await?;
                 self.push(
-                    format!("the bookkeeping tables are missing in schema {schema:?} and cannot be made: {}", cause(&error)),
+                    format!(
+                        "the bookkeeping tables are missing in schema {schema:?} and cannot be made: {}",
+                        cause(&error)
+                    ),
                     format!("run as a user who may:\n{ddl}"),
                 );
                 return Ok(());
@@ -156,7 +171,10 @@ impl Probe<'_> {
             let name: &str = row.get(0);
             let full = format!("{}.{name}", quote(schema));
             if row.get::<_, &str>(1) != "p" {
-                self.push(format!("table {full} is not permanent"), format!("ALTER TABLE {full} SET LOGGED;"));
+                self.push(
+                    format!("table {full} is not permanent"),
+                    format!("ALTER TABLE {full} SET LOGGED;"),
+                );
             }
             if !row.get::<_, bool>(2) {
                 self.push(
@@ -179,7 +197,10 @@ impl Probe<'_> {
                       AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3) \
                      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2";
         let Some(row) = self.client.query_opt(query, &[schema, table]).await? else {
-            self.push(format!("table {} does not exist", tables.target), "create it, or name another in table");
+            self.push(
+                format!("table {} does not exist", tables.target),
+                "create it, or name another in table",
+            );
             return Ok(None);
         };
         let kind: &str = row.get(1);
@@ -202,13 +223,18 @@ impl Probe<'_> {
         }
         if row.get::<_, bool>(8) {
             self.push(
-                format!("table {} has rewrite rules: they bypass COPY and hide what was written", tables.target),
+                format!(
+                    "table {} has rewrite rules: they bypass COPY and hide what was written",
+                    tables.target
+                ),
                 "replace the rules by triggers",
             );
         }
         let needed: &[(&str, usize)] = match self.shared.config.mode {
             Mode::Insert => &[("SELECT", 4), ("INSERT", 5)],
-            Mode::Upsert | Mode::UpsertIfNewer => &[("SELECT", 4), ("INSERT", 5), ("UPDATE", 6), ("DELETE", 7)],
+            Mode::Upsert | Mode::UpsertIfNewer => {
+                &[("SELECT", 4), ("INSERT", 5), ("UPDATE", 6), ("DELETE", 7)]
+            }
         };
         for (privilege, index) in needed {
             if !row.get::<_, bool>(*index) {
@@ -238,7 +264,8 @@ impl Probe<'_> {
         if !self.misfits.is_empty() {
             return Ok(());
         }
-        let insert = format!("INSERT INTO {targets} (target, identity) VALUES ($1, $2) ON CONFLICT DO NOTHING");
+        let insert =
+            format!("INSERT INTO {targets} (target, identity) VALUES ($1, $2) ON CONFLICT DO NOTHING");
         self.client.execute(&insert, &[target_name, &i64::from(oid)]).await?;
         let query = format!("SELECT identity FROM {targets} WHERE target = $1");
         let known: i64 = self.client.query_one(&query, &[target_name]).await?.get(0);
@@ -368,12 +395,18 @@ impl Probe<'_> {
     }
 
     /// Picks the route's columns and checks row key, version and what is left out.
-    async fn choose(&mut self, table: u32, found: Vec<Found>) -> Result<Option<Encoder>, tokio_postgres::Error> {
+    async fn choose(
+        &mut self,
+        table: u32,
+        found: Vec<Found>,
+    ) -> Result<Option<Encoder>, tokio_postgres::Error> {
         let target = self.shared.tables.target.clone();
         let config = self.shared.config.clone();
         let names: Vec<String> = match &config.columns {
             Some(names) => names.clone(),
-            None => found.iter().filter(|found| !found.always).map(|found| found.column.name.clone()).collect(),
+            None => {
+                found.iter().filter(|found| !found.always).map(|found| found.column.name.clone()).collect()
+            }
         };
         let mut chosen: Vec<&Found> = Vec::new();
         for name in &names {
@@ -381,7 +414,11 @@ impl Probe<'_> {
                 let there: Vec<&str> = found.iter().map(|found| found.column.name.as_str()).collect();
                 self.push(
                     format!("table {target} has no column {name:?}"),
-                    format!("use one of {}, or ALTER TABLE {target} ADD COLUMN {} ..", there.join(", "), quote(name)),
+                    format!(
+                        "use one of {}, or ALTER TABLE {target} ADD COLUMN {} ..",
+                        there.join(", "),
+                        quote(name)
+                    ),
                 );
                 continue;
             };
@@ -407,17 +444,27 @@ impl Probe<'_> {
                 );
             }
         }
-        for left_out in found.iter().filter(|found| !chosen.iter().any(|column| column.number == found.number)) {
+        for left_out in
+            found.iter().filter(|found| !chosen.iter().any(|column| column.number == found.number))
+        {
             let Column { name, nullable, has_default, .. } = &left_out.column;
             if !nullable && !has_default && !names.contains(name) {
                 self.push(
-                    format!("column {name:?} of {target} is not null, has no default, and is not among columns"),
-                    format!("add it to columns, or ALTER TABLE {target} ALTER COLUMN {} SET DEFAULT ..;", quote(name)),
+                    format!(
+                        "column {name:?} of {target} is not null, has no default, and is not among columns"
+                    ),
+                    format!(
+                        "add it to columns, or ALTER TABLE {target} ALTER COLUMN {} SET DEFAULT ..;",
+                        quote(name)
+                    ),
                 );
             }
         }
         if chosen.iter().filter(|column| column.column.has_default).count() > 64 {
-            self.push(format!("more than 64 columns of {target} have defaults"), "name in columns those that records fill");
+            self.push(
+                format!("more than 64 columns of {target} have defaults"),
+                "name in columns those that records fill",
+            );
         }
         let row_key = self.check_row_key(table, &chosen, &config.row_key).await?;
         let version = config.version.as_deref().and_then(|version| self.check_version(&chosen, version));
@@ -450,14 +497,20 @@ impl Probe<'_> {
         let mut indices = Vec::new();
         for name in row_key {
             let Some(index) = chosen.iter().position(|found| found.column.name == *name) else {
-                self.push(format!("row_key column {name:?} is not among the columns"), "add it to columns, or mend row_key");
+                self.push(
+                    format!("row_key column {name:?} is not among the columns"),
+                    "add it to columns, or mend row_key",
+                );
                 continue;
             };
             let Found { column, kind, base, deterministic, .. } = chosen[index];
             let comparable = kind.as_ref().is_ok_and(Kind::can_be_row_key) && base.name != "citext";
             if kind.is_ok() && !comparable {
                 self.push(
-                    format!("row_key column {name:?} has type {}, where equal values may differ in their bytes", column.type_name),
+                    format!(
+                        "row_key column {name:?} has type {}, where equal values may differ in their bytes",
+                        column.type_name
+                    ),
                     "use an integer, numeric, text, uuid, date, time or timestamp column",
                 );
             }
@@ -511,14 +564,20 @@ impl Probe<'_> {
 
     fn check_version(&mut self, chosen: &[&Found], version: &str) -> Option<usize> {
         let Some(index) = chosen.iter().position(|found| found.column.name == version) else {
-            self.push(format!("version column {version:?} is not among the columns"), "add it to columns, or mend version");
+            self.push(
+                format!("version column {version:?} is not among the columns"),
+                "add it to columns, or mend version",
+            );
             return None;
         };
         let Found { column, kind, base, bytewise, .. } = chosen[index];
         let Ok(kind) = kind else { return None };
         if !kind.can_be_version() || base.name == "citext" {
             self.push(
-                format!("version column {version:?} has type {}, which has no order to compare by", column.type_name),
+                format!(
+                    "version column {version:?} has type {}, which has no order to compare by",
+                    column.type_name
+                ),
                 "use an integer, numeric, date, timestamp, or text with collation \"C\"",
             );
         } else if matches!(kind, Kind::Text(_)) && !bytewise {
@@ -533,7 +592,10 @@ impl Probe<'_> {
             );
         }
         if self.shared.config.row_key.iter().any(|name| name == version) {
-            self.push(format!("version column {version:?} is part of the row key"), "use a column that changes");
+            self.push(
+                format!("version column {version:?} is part of the row key"),
+                "use a column that changes",
+            );
         }
         Some(index)
     }

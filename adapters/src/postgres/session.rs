@@ -112,7 +112,10 @@ impl PostgresSession {
                     // Wrong password, no such user or database: trying again does not help.
                     !matches!(server.code().code().get(..2), Some("28" | "3D"))
                 });
-                SinkError::NotApplied { reason: format!("cannot connect to Postgres: {}", cause(&error)), retry }
+                SinkError::NotApplied {
+                    reason: format!("cannot connect to Postgres: {}", cause(&error)),
+                    retry,
+                }
             })?;
         Ok(Link { client, statements: HashMap::new(), acquired: false })
     }
@@ -152,7 +155,12 @@ impl PostgresSession {
     }
 
     /// Raises the epochs of `shards` on `link`, ending whoever of our route blocks it for longer than the lock time-out.
-    async fn take_over(&self, link: &mut Link, shards: &[ShardId], how: &Acquire) -> Result<Vec<ShardState>, Fault> {
+    async fn take_over(
+        &self,
+        link: &mut Link,
+        shards: &[ShardId],
+        how: &Acquire,
+    ) -> Result<Vec<ShardState>, Fault> {
         let client = &link.client;
         client.batch_execute(&self.begin()).await?;
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
@@ -176,9 +184,14 @@ impl PostgresSession {
             Acquire::IfFree { stale_after_ms } => *stale_after_ms,
         };
         let names = params::texts(shards.iter().map(|shard| &**shard));
-        let (route, owner, stale_after) = (params::text(&self.route), params::text(&self.owner), params::integer(stale_after));
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] =
-            [(&route, Type::TEXT), (&names, Type::TEXT_ARRAY), (&owner, Type::TEXT), (&stale_after, Type::INT8)];
+        let (route, owner, stale_after) =
+            (params::text(&self.route), params::text(&self.owner), params::integer(stale_after));
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
+            (&route, Type::TEXT),
+            (&names, Type::TEXT_ARRAY),
+            (&owner, Type::TEXT),
+            (&stale_after, Type::INT8),
+        ];
         let raising = client.query_typed(&text, &parameters);
         let rows = self.ending_blockers(pid, raising).await?;
         if rows.len() < shards.len() {
@@ -187,10 +200,15 @@ impl PostgresSession {
         }
         client.batch_execute("COMMIT").await?;
         link.acquired = true;
-        let mut states: HashMap<String, ShardState> = rows.iter().map(state).map(|state| (state.shard.to_string(), state)).collect();
+        let mut states: HashMap<String, ShardState> =
+            rows.iter().map(state).map(|state| (state.shard.to_string(), state)).collect();
         shards
             .iter()
-            .map(|shard| states.remove(&**shard).ok_or_else(|| Fault::Sink(again(format!("shard {shard} was asked for twice")))))
+            .map(|shard| {
+                states
+                    .remove(&**shard)
+                    .ok_or_else(|| Fault::Sink(again(format!("shard {shard} was asked for twice"))))
+            })
             .collect()
     }
 
@@ -239,7 +257,12 @@ impl PostgresSession {
     }
 
     /// Who holds one of `shards`.
-    async fn held(&self, client: &Client, shards: &[ShardId], stale_after_ms: i64) -> Result<SinkError, Fault> {
+    async fn held(
+        &self,
+        client: &Client,
+        shards: &[ShardId],
+        stale_after_ms: i64,
+    ) -> Result<SinkError, Fault> {
         let query = format!(
             "SELECT shard, owner, (extract(epoch FROM clock_timestamp() - heartbeat) * 1000)::bigint FROM {} \
              WHERE route = $1 AND shard = ANY($2) AND owner <> $3 ORDER BY heartbeat DESC LIMIT 1",
@@ -256,8 +279,15 @@ impl PostgresSession {
     }
 
     /// Why the fence did not move every step of `steps`: the first shard that another owner took, or that stands elsewhere.
-    pub(super) async fn why_not_moved(&self, client: &Client, steps: &[ShardStep]) -> Result<SinkError, tokio_postgres::Error> {
-        let query = format!("SELECT shard, epoch, sequence, owner FROM {} WHERE route = $1 AND shard = ANY($2)", self.shared.tables.shards);
+    pub(super) async fn why_not_moved(
+        &self,
+        client: &Client,
+        steps: &[ShardStep],
+    ) -> Result<SinkError, tokio_postgres::Error> {
+        let query = format!(
+            "SELECT shard, epoch, sequence, owner FROM {} WHERE route = $1 AND shard = ANY($2)",
+            self.shared.tables.shards
+        );
         let names: Vec<&str> = steps.iter().map(|step| &*step.shard).collect();
         let rows = client.query(&query, &[&self.route, &names]).await?;
         let find = |step: &ShardStep| rows.iter().find(|row| row.get::<_, &str>(0) == &*step.shard);
@@ -265,7 +295,11 @@ impl PostgresSession {
             if let Some(row) = find(step)
                 && row.get::<_, i64>(1) != step.epoch
             {
-                return Ok(SinkError::Fenced { shard: step.shard.to_string(), owner: row.get(3), epoch: row.get(1) });
+                return Ok(SinkError::Fenced {
+                    shard: step.shard.to_string(),
+                    owner: row.get(3),
+                    epoch: row.get(1),
+                });
             }
         }
         for step in steps {
@@ -274,12 +308,19 @@ impl PostgresSession {
                 Some(sequence) if sequence == step.sequence - 1 => {}
                 Some(sequence) if sequence >= step.sequence => {
                     return Ok(SinkError::Unknown {
-                        reason: format!("shard {} is at sequence {sequence} already: an earlier attempt may have landed", step.shard),
+                        reason: format!(
+                            "shard {} is at sequence {sequence} already: an earlier attempt may have landed",
+                            step.shard
+                        ),
                     });
                 }
                 _ => {
                     let at = sequence.map_or("gone".to_owned(), |sequence| format!("at sequence {sequence}"));
-                    return Ok(again(format!("the sink went back: shard {} is {at}, expected {}", step.shard, step.sequence - 1)));
+                    return Ok(again(format!(
+                        "the sink went back: shard {} is {at}, expected {}",
+                        step.shard,
+                        step.sequence - 1
+                    )));
                 }
             }
         }
@@ -310,15 +351,28 @@ impl PostgresSession {
     }
 
     /// Whether the batch of `steps` is in: atomic, so one step proves all.
-    async fn landed(&self, client: &Client, steps: &[ShardStep], states: &[ShardState], writers: &[i64]) -> Result<Resolution, Fault> {
-        let query = format!("SELECT block FROM {} WHERE route = $1 AND shard = $2 AND sequence = $3 AND epoch = $4", self.shared.tables.marks);
+    async fn landed(
+        &self,
+        client: &Client,
+        steps: &[ShardStep],
+        states: &[ShardState],
+        writers: &[i64],
+    ) -> Result<Resolution, Fault> {
+        let query = format!(
+            "SELECT block FROM {} WHERE route = $1 AND shard = $2 AND sequence = $3 AND epoch = $4",
+            self.shared.tables.marks
+        );
         let mut marks = Vec::new();
         let mut applied = false;
         for (index, step) in steps.iter().enumerate() {
-            let mark = client.query_opt(&query, &[&self.route, &&*step.shard, &step.sequence, &step.epoch]).await?;
+            let mark =
+                client.query_opt(&query, &[&self.route, &&*step.shard, &step.sequence, &step.epoch]).await?;
             if let Some(row) = mark {
                 applied = true;
-                marks.push((index, Mark { sequence: step.sequence, block: Bytes::copy_from_slice(row.get(0)) }));
+                marks.push((
+                    index,
+                    Mark { sequence: step.sequence, block: Bytes::copy_from_slice(row.get(0)) },
+                ));
             }
             // Another owner may have written a batch of the same number since: then the epochs differ.
             applied |= states[index].sequence == step.sequence && writers[index] == step.epoch;
@@ -360,7 +414,10 @@ impl From<tokio_postgres::Error> for Fault {
 }
 
 /// Bounds `work`.
-pub(super) async fn bounded<T>(limit: Duration, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+pub(super) async fn bounded<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, Fault>>,
+) -> Result<T, Fault> {
     tokio::time::timeout(limit, work).await.unwrap_or(Err(Fault::Late(limit)))
 }
 
@@ -408,9 +465,15 @@ async fn touch(client: &Client, tables: &Tables, route: &str, owned: &[(ShardId,
         match rows.iter().find(|row| row.get::<_, &str>(0) == &**shard) {
             Some(row) if row.get::<_, i64>(2) == *epoch => {}
             Some(row) => {
-                return Err(Fault::Sink(SinkError::Fenced { shard: shard.to_string(), owner: row.get(1), epoch: row.get(2) }));
+                return Err(Fault::Sink(SinkError::Fenced {
+                    shard: shard.to_string(),
+                    owner: row.get(1),
+                    epoch: row.get(2),
+                }));
             }
-            None => return Err(Fault::Sink(again(format!("the sink went back: it does not know shard {shard}")))),
+            None => {
+                return Err(Fault::Sink(again(format!("the sink went back: it does not know shard {shard}"))));
+            }
         }
     }
     Err(Fault::Sink(again("the shard rows changed while they were looked at")))
@@ -438,7 +501,9 @@ impl Session for PostgresSession {
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
         let mut link = self.connect().await?;
         // Bounded inside, by rounds of the lock time-out and by the statement time-out.
-        let limit = self.limit() + self.shared.config.lock_timeout * (ACQUIRE_ROUNDS + 1) + self.shared.config.connect_timeout;
+        let limit = self.limit()
+            + self.shared.config.lock_timeout * (ACQUIRE_ROUNDS + 1)
+            + self.shared.config.connect_timeout;
         match bounded(limit, self.take_over(&mut link, shards, &how)).await {
             Ok(states) => {
                 self.link = Some(link);
@@ -480,7 +545,10 @@ impl Session for PostgresSession {
         let shards: Vec<ShardId> = steps.iter().map(|step| step.shard.clone()).collect();
         let states = self.acquire(&shards, Acquire::Force).await?;
         let link = self.acquired()?;
-        let query = format!("SELECT sequence_epoch FROM {} WHERE route = $1 AND shard = $2", self.shared.tables.shards);
+        let query = format!(
+            "SELECT sequence_epoch FROM {} WHERE route = $1 AND shard = $2",
+            self.shared.tables.shards
+        );
         let look = async {
             let mut writers = Vec::with_capacity(steps.len());
             for step in steps {
@@ -506,7 +574,10 @@ impl Session for PostgresSession {
         let query = self.page_query();
         let result = bounded(self.limit(), async {
             let rows = link.client.query(&query, &[&self.route, &&**shard, &sequence]).await?;
-            Ok(rows.iter().map(|row| Mark { sequence: row.get(0), block: Bytes::copy_from_slice(row.get(1)) }).collect())
+            Ok(rows
+                .iter()
+                .map(|row| Mark { sequence: row.get(0), block: Bytes::copy_from_slice(row.get(1)) })
+                .collect())
         })
         .await;
         self.settle(link, result).await
@@ -542,7 +613,8 @@ impl Session for PostgresSession {
 
     async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError> {
         let link = self.acquired()?;
-        let result = bounded(self.limit(), touch(&link.client, &self.shared.tables, &self.route, owned)).await;
+        let result =
+            bounded(self.limit(), touch(&link.client, &self.shared.tables, &self.route, owned)).await;
         self.settle(link, result).await
     }
 

@@ -163,12 +163,22 @@ impl<'a> Staged<'a> {
     }
 
     /// Writes the operations at `places`, all of one shape. Answers false if rows were dropped and it is not known which.
-    async fn write(&mut self, ops: &[Op], shape: Shape, places: &[usize], outcomes: &mut [RowOutcome]) -> Result<bool, Fault> {
+    async fn write(
+        &mut self,
+        ops: &[Op],
+        shape: Shape,
+        places: &[usize],
+        outcomes: &mut [RowOutcome],
+    ) -> Result<bool, Fault> {
         let work = self.work;
         let present = work.encoder.present(shape);
         let staged = present.iter().any(|&index| work.encoder.targets()[index].kind.is_array());
         let chosen: Vec<Op> = places.iter().map(|&at| ops[at].clone()).collect();
-        let rows = if staged { self.write_staged(shape, &chosen).await? } else { self.write_unnested(shape, &present, &chosen).await? };
+        let rows = if staged {
+            self.write_staged(shape, &chosen).await?
+        } else {
+            self.write_unnested(shape, &present, &chosen).await?
+        };
         let Some(row) = rows.first() else { return Ok(false) };
         if work.encoder.row_key().is_empty() {
             for &at in places {
@@ -188,13 +198,20 @@ impl<'a> Staged<'a> {
         Ok(true)
     }
 
-    async fn write_unnested(&mut self, shape: Shape, present: &[usize], ops: &[Op]) -> Result<Vec<tokio_postgres::Row>, Fault> {
+    async fn write_unnested(
+        &mut self,
+        shape: Shape,
+        present: &[usize],
+        ops: &[Op],
+    ) -> Result<Vec<tokio_postgres::Row>, Fault> {
         let (work, tables) = (self.work, &self.session.shared.tables);
         let statement = self
             .link
             .prepared(StatementKey::Write { shape }, || {
                 let mut types = vec![Type::INT4_ARRAY, Type::BYTEA_ARRAY, Type::BYTEA_ARRAY];
-                types.extend(present.iter().map(|&index| params::type_of(work.encoder.targets()[index].array_oid)));
+                types.extend(
+                    present.iter().map(|&index| params::type_of(work.encoder.targets()[index].array_oid)),
+                );
                 (statements::write(tables, work.encoder, work.mode, shape, false), types)
             })
             .await?;
@@ -226,14 +243,20 @@ impl<'a> Staged<'a> {
             }
             fronts.push(front);
         }
-        let rows = fronts.iter().zip(ops).map(|(front, op)| [front.as_slice(), &work.rows[op.row].tuple[2..]]);
+        let rows =
+            fronts.iter().zip(ops).map(|(front, op)| [front.as_slice(), &work.rows[op.row].tuple[2..]]);
         copy(client, &statement, copy_chunks(rows)).await?;
         let text = statements::write(&self.session.shared.tables, work.encoder, work.mode, shape, true);
         Ok(client.query_typed(&text, &[]).await?)
     }
 
     /// Deletes the rows of the operations at `places`, and keeps tombstones where the mode has versions.
-    async fn delete(&mut self, ops: &[Op], places: &[usize], outcomes: &mut [RowOutcome]) -> Result<(), Fault> {
+    async fn delete(
+        &mut self,
+        ops: &[Op],
+        places: &[usize],
+        outcomes: &mut [RowOutcome],
+    ) -> Result<(), Fault> {
         let (work, session) = (self.work, self.session);
         let keys = self.key_arrays(ops, places);
         let key_types = |encoder: &super::encode::Encoder| -> Vec<Type> {
@@ -245,7 +268,11 @@ impl<'a> Staged<'a> {
             .prepared(StatementKey::Delete, || {
                 let mut types = vec![Type::INT4_ARRAY];
                 types.extend(key_types(work.encoder));
-                types.extend(work.encoder.version().map(|index| params::type_of(work.encoder.targets()[index].array_oid)));
+                types.extend(
+                    work.encoder
+                        .version()
+                        .map(|index| params::type_of(work.encoder.targets()[index].array_oid)),
+                );
                 (statements::delete(&session.shared.tables, work.encoder), types)
             })
             .await?;
@@ -266,7 +293,13 @@ impl<'a> Staged<'a> {
         let statement = self
             .link
             .prepared(StatementKey::Tombstones, || {
-                let mut types = vec![Type::INT4_ARRAY, Type::BYTEA_ARRAY, Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::TEXT];
+                let mut types = vec![
+                    Type::INT4_ARRAY,
+                    Type::BYTEA_ARRAY,
+                    Type::BYTEA_ARRAY,
+                    Type::INT8_ARRAY,
+                    Type::TEXT,
+                ];
                 types.extend(key_types(work.encoder));
                 (statements::tombstones(&session.shared.tables, work.encoder), types)
             })
@@ -297,7 +330,8 @@ impl<'a> Staged<'a> {
     fn key_arrays(&self, ops: &[Op], places: &[usize]) -> Vec<Array> {
         let encoder = self.work.encoder;
         let indices: Vec<usize> = encoder.row_key().iter().copied().chain(encoder.version()).collect();
-        let mut arrays: Vec<Array> = indices.iter().map(|&index| Array::new(encoder.targets()[index].element_oid)).collect();
+        let mut arrays: Vec<Array> =
+            indices.iter().map(|&index| Array::new(encoder.targets()[index].element_oid)).collect();
         for &at in places {
             let op = &ops[at];
             let encoded = &self.work.rows[op.row];
@@ -311,7 +345,9 @@ impl<'a> Staged<'a> {
             let present = encoder.present(encoded.shape);
             let fields: Vec<&[u8]> = encoded.fields().collect();
             for (array, index) in arrays.iter_mut().zip(&indices) {
-                if let Some(field) = present.iter().position(|column| column == index).and_then(|place| fields.get(place)) {
+                if let Some(field) =
+                    present.iter().position(|column| column == index).and_then(|place| fields.get(place))
+                {
                     array.field(field);
                 }
             }

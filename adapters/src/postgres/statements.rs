@@ -37,7 +37,13 @@ pub(super) fn fence_only(tables: &Tables, several: bool) -> String {
 /// A whole batch of mode `insert` in one statement, for the case that every row is new: parameters 1 to 6 as [`fence`],
 /// 7 to 13 as [`marks`], then (if there are rows) their number and their columns. Anything else than that case divides
 /// by zero, so that nothing of it stays.
-pub(super) fn whole(tables: &Tables, encoder: &Encoder, rows: Option<Shape>, several: bool, raise_commit: bool) -> String {
+pub(super) fn whole(
+    tables: &Tables,
+    encoder: &Encoder,
+    rows: Option<Shape>,
+    several: bool,
+    raise_commit: bool,
+) -> String {
     let mut text = format!("WITH {}, ", fence(tables, several));
     if let Some(shape) = rows {
         let columns = Columns::new(encoder, shape);
@@ -173,9 +179,10 @@ pub(super) fn write(tables: &Tables, encoder: &Encoder, mode: Mode, shape: Shape
 /// Answers with the ordinals that found a row.
 pub(super) fn delete(tables: &Tables, encoder: &Encoder) -> String {
     let keys = KeyColumns::new(encoder);
-    let newer = keys.version.as_ref().map_or(String::new(), |version| {
-        format!(" AND (t.{version} IS NULL OR t.{version} < s.{version})")
-    });
+    let newer = keys
+        .version
+        .as_ref()
+        .map_or(String::new(), |version| format!(" AND (t.{version} IS NULL OR t.{version} < s.{version})"));
     format!(
         "WITH s AS MATERIALIZED (SELECT * FROM unnest({}) AS u(oncegate_ord, {})), \
          d AS (DELETE FROM {} AS t USING s WHERE {}{newer} RETURNING s.oncegate_ord) \

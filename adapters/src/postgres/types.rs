@@ -62,10 +62,7 @@ impl Kind {
 
     /// Equal values have equal canonical bytes, so it can stand in a row key.
     pub(super) fn can_be_row_key(&self) -> bool {
-        !matches!(
-            self,
-            Kind::Float4 | Kind::Float8 | Kind::Json | Kind::Jsonb | Kind::Inet | Kind::Array(..)
-        )
+        !matches!(self, Kind::Float4 | Kind::Float8 | Kind::Json | Kind::Jsonb | Kind::Inet | Kind::Array(..))
     }
 
     /// Canonical bytes sort as the server sorts the values, so it can be a version. Text only under collation `C`.
