@@ -511,6 +511,8 @@ fn read_time(reader: &mut Reader<'_>) -> Result<i64, Fault> {
     Ok(micros)
 }
 
+const TOO_FAR: Fault = Fault::Borrowed("is further from 1970 than 292,000 years");
+
 /// A date and time of day as written, and its offset.
 struct Moment {
     local: i64,
@@ -554,7 +556,9 @@ fn moment(text: &str) -> Result<Moment, Fault> {
     if !reader.0.is_empty() {
         return Err(BAD);
     }
-    Ok(Moment { local: days * DAY + micros, offset })
+    // A day inside the bounds, so that the offset cannot overflow either.
+    let local = days.checked_mul(DAY).filter(|local| local.abs() < i64::MAX - 2 * DAY).ok_or(TOO_FAR)?;
+    Ok(Moment { local: local + micros, offset })
 }
 
 /// Microseconds since the epoch of an RFC 3339 time; its offset is needed.
@@ -682,6 +686,8 @@ mod tests {
             "2024-13-01T00:00:00Z",
             "24-01-01T00:00:00Z",
             "2024-01-01T24:00:00Z",
+            "+9999999-12-31T00:00:00Z",
+            "-9999999-12-31T00:00:00-23:59",
         ] {
             assert!(timestamp(text).is_err(), "{text}");
         }

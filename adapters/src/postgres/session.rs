@@ -472,7 +472,9 @@ async fn touch(client: &Client, tables: &Tables, route: &str, owned: &[(ShardId,
                 }));
             }
             None => {
-                return Err(Fault::Sink(again(format!("the sink went back: it does not know shard {shard}"))));
+                return Err(Fault::Sink(again(format!(
+                    "the sink went back: it does not know shard {shard}"
+                ))));
             }
         }
     }

@@ -1,0 +1,8 @@
+//! The Postgres sink against a real server.
+
+mod delivery;
+mod model;
+mod ownership;
+mod probing;
+mod rig;
+mod types;
