@@ -2,6 +2,7 @@
 
 pub mod admin;
 mod clock;
+pub mod config;
 pub mod door;
 pub mod gate;
 pub mod key;

@@ -136,7 +136,7 @@ fn golden_key_spec_ids() {
             8565281909968184415,
         ]
     );
-    assert_eq!(pointers.id(), pointers.clone().strict(true).on_missing(OnMissing::Allow).id());
+    assert_eq!(ids[0], pointers.strict(true).on_missing(OnMissing::Allow).id());
     assert_eq!(id(vec![header()]), id(vec![Part::Header("x-id".into())]));
 }
 

@@ -1,0 +1,208 @@
+//! `[sinks.NAME]`.
+
+use std::{path::PathBuf, time::Duration};
+
+use adapters::sink::Mode;
+
+use super::{
+    error::Secret,
+    read::{Item, Section, ms, secs},
+};
+
+/// A target and how its rows are written.
+#[derive(Clone, Debug)]
+pub struct SinkConfig {
+    /// Its name in the file.
+    pub name: String,
+    /// What it is.
+    pub target: Target,
+    /// The table's name; with its schema, if any, for Postgres.
+    pub table: String,
+    /// How a row meets the row that is there.
+    pub mode: Mode,
+    /// The row key's columns; may be empty in `insert` mode.
+    pub row_key: Vec<String>,
+    /// The version column; there in `upsert-if-newer` mode, and only there.
+    pub version: Option<String>,
+}
+
+/// What a sink is.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A Postgres server.
+    Postgres {
+        /// Connection string.
+        url: Secret,
+        /// Bound on making a connection.
+        connect_timeout: Duration,
+        /// Bound on one statement.
+        statement_timeout: Duration,
+        /// How long a frozen owner is waited for before it is ended.
+        lock_timeout: Duration,
+        /// Schema of the bookkeeping tables; the table's own if none.
+        meta_schema: Option<String>,
+    },
+    /// A SQLite file.
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// How long to wait for another writer of the file.
+        busy_timeout: Duration,
+        /// DDL to run if the table is missing.
+        create: Option<String>,
+    },
+}
+
+impl SinkConfig {
+    /// For the SQLite sink; none if it is another target.
+    pub fn sqlite(&self) -> Option<adapters::sqlite::SqliteConfig> {
+        let Target::Sqlite { path, busy_timeout, create } = &self.target else { return None };
+        Some(adapters::sqlite::SqliteConfig {
+            mode: self.mode,
+            row_key: self.row_key.clone(),
+            version: self.version.clone(),
+            create: create.clone(),
+            busy_timeout: *busy_timeout,
+            ..adapters::sqlite::SqliteConfig::new(path, &self.table)
+        })
+    }
+
+    /// For the Postgres sink; none if it is another target.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(&self) -> Option<adapters::postgres::PostgresConfig> {
+        let Target::Postgres { url, connect_timeout, statement_timeout, lock_timeout, meta_schema } =
+            &self.target
+        else {
+            return None;
+        };
+        Some(adapters::postgres::PostgresConfig {
+            mode: self.mode,
+            row_key: self.row_key.clone(),
+            version: self.version.clone(),
+            connect_timeout: *connect_timeout,
+            statement_timeout: *statement_timeout,
+            lock_timeout: *lock_timeout,
+            meta_schema: meta_schema.clone(),
+            ..adapters::postgres::PostgresConfig::new(url.expose(), &self.table)
+        })
+    }
+}
+
+/// Sink types that the design names and this build does not have.
+const LATER: [&str; 10] = [
+    "clickhouse",
+    "doris",
+    "duckdb",
+    "elasticsearch",
+    "file",
+    "http",
+    "kafka",
+    "opensearch",
+    "redis",
+    "starrocks",
+];
+
+#[derive(Clone, Copy)]
+enum Type {
+    Postgres,
+    Sqlite,
+    Later,
+}
+
+pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig> {
+    let item = section.required("type", "\"postgres\" or \"sqlite\"")?;
+    if let Some(later) = item.value.as_str().filter(|word| LATER.contains(word)) {
+        item.fault(
+            format!("sinks of type {later:?} are not in this build"),
+            "use \"postgres\" or \"sqlite\"",
+        );
+        return None;
+    }
+    let types = [("postgres", Type::Postgres), ("sqlite", Type::Sqlite)];
+    let target = match item.choice(&types).unwrap_or(Type::Later) {
+        Type::Postgres => postgres(&section, &item),
+        Type::Sqlite => sqlite(&section),
+        // Its keys are not known: nothing more can be said of them.
+        Type::Later => return None,
+    };
+    let table = section.required("table", "\"NAME\"").and_then(|item| {
+        let table = item.text()?;
+        if table.is_empty() {
+            item.fault("is empty", "name a table");
+        }
+        Some(table)
+    });
+    let modes =
+        [("insert", Mode::Insert), ("upsert", Mode::Upsert), ("upsert-if-newer", Mode::UpsertIfNewer)];
+    let mode = section.choice("mode", &modes, Mode::Insert);
+    let row_key_item = section.item("row_key");
+    let row_key = row_key_item.as_ref().map(Item::texts).unwrap_or_default();
+    let version_item = section.item("version");
+    let version = version_item.as_ref().and_then(Item::text);
+    if mode != Mode::Insert && row_key_item.is_none() {
+        section.fault(
+            "`row_key` is missing: this mode finds the row that is there by it",
+            "add row_key = [\"COLUMN\"]",
+        );
+    } else if let (true, true, Some(item)) = (mode != Mode::Insert, row_key.is_empty(), &row_key_item) {
+        item.fault(
+            "names no column, and this mode finds the row that is there by it",
+            "name the row key's columns",
+        );
+    }
+    match (&version_item, mode) {
+        (None, Mode::UpsertIfNewer) => {
+            section.fault("`version` is missing: this mode compares it", "add version = \"COLUMN\"");
+        }
+        (Some(item), Mode::Insert | Mode::Upsert) => {
+            item.fault(
+                "counts in mode \"upsert-if-newer\" only",
+                "remove it, or set mode = \"upsert-if-newer\"",
+            );
+        }
+        (Some(item), Mode::UpsertIfNewer)
+            if version.as_ref().is_some_and(|version| row_key.contains(version)) =>
+        {
+            item.fault("is a row key column too", "name a column that changes from version to version");
+        }
+        _ => {}
+    }
+    section.close();
+    Some(SinkConfig { name, target: target?, table: table?, mode, row_key, version })
+}
+
+fn postgres(section: &Section<'_, '_>, item: &Item<'_, '_>) -> Option<Target> {
+    if !cfg!(feature = "postgres") {
+        item.fault("this build leaves Postgres out", "build with the feature `postgres`");
+    }
+    let url = section.required("url", "\"${DATABASE_URL}\"").map(Item::secret);
+    let text = url.as_ref().and_then(Item::text);
+    #[cfg(feature = "postgres")]
+    if let (Some(item), Some(text)) = (&url, &text)
+        && let Err(misfit) =
+            adapters::postgres::PostgresSink::new(adapters::postgres::PostgresConfig::new(text, "t"))
+    {
+        item.fault(misfit.what, misfit.remedy);
+    }
+    let target = Target::Postgres {
+        url: Secret::new(text.clone().unwrap_or_default()),
+        connect_timeout: section.duration("connect_timeout", ms(100)..=secs(600), secs(10)),
+        statement_timeout: section.duration("statement_timeout", ms(100)..=secs(3600), secs(30)),
+        lock_timeout: section.duration("lock_timeout", ms(10)..=secs(60), secs(1)),
+        meta_schema: section.text("meta_schema"),
+    };
+    text.map(|_| target)
+}
+
+fn sqlite(section: &Section<'_, '_>) -> Option<Target> {
+    let path = section.required("path", "\"FILE.db\"").and_then(|item| {
+        let path = item.text()?;
+        if path.is_empty() || path == ":memory:" {
+            item.fault("is no file: two connections must see the same rows", "name a file");
+        }
+        Some(path)
+    });
+    let busy_timeout = section.duration("busy_timeout", ms(0)..=secs(600), secs(5));
+    let create = section.text("create");
+    Some(Target::Sqlite { path: path?.into(), busy_timeout, create })
+}

@@ -1,0 +1,401 @@
+use std::time::Duration;
+
+use adapters::sink::Mode;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    key::{IdempotencyKey, OnMissing, Part, Pointer},
+    lane::{LatePolicy, MismatchPolicy},
+    naming::{ColumnSource, Constant, DigestOver, EventTime, TimeUnit, UnknownFields},
+};
+
+const EXAMPLE: &str = include_str!("../../../docs/oncegate.example.toml");
+
+fn environment(name: &str) -> Option<String> {
+    match name {
+        "DATABASE_URL" => Some("postgres://app:hunter2@127.0.0.1:5432/app".into()),
+        "TOKEN" => Some("0123456789abcdef".into()),
+        "NUMBER" => Some("7".into()),
+        _ => None,
+    }
+}
+
+const SINK: &str = "[sinks.s]\ntype = \"sqlite\"\npath = \"x.db\"\ntable = \"t\"\n";
+
+/// A file of one route with `options`, with or without a relay.
+fn with_route(options: &str, relay: bool) -> String {
+    let kafka = "[routes.r.kafka]\nbrokers = \"b:1\"\ntopics = [\"t\"]\ngroup = \"g\"\n";
+    let key = if options.contains("key =") { "" } else { "key = \"/id\"\n" };
+    format!("[routes.r]\nsink = \"s\"\n{key}{options}\n{}{SINK}", if relay { kafka } else { "" })
+}
+
+fn route(options: &str, relay: bool) -> RouteConfig {
+    let mut config =
+        load(&with_route(options, relay), environment).unwrap_or_else(|errors| panic!("{errors:#?}"));
+    config.routes.remove("r").unwrap()
+}
+
+fn errors(text: &str) -> Vec<String> {
+    let shown = |error: &ConfigError| format!("{}:{}: {error}", error.line, error.column);
+    load(text, environment).expect_err("it has errors").iter().map(shown).collect()
+}
+
+/// The only error of a route with `options`.
+fn route_error(options: &str, relay: bool) -> String {
+    let errors = errors(&with_route(options, relay));
+    assert_eq!(errors.len(), 1, "{errors:#?}");
+    errors[0].clone()
+}
+
+#[test]
+#[cfg(all(feature = "kafka", feature = "postgres"))]
+fn the_example_loads_and_shows_the_defaults() {
+    let example = load(EXAMPLE, environment).unwrap_or_else(|errors| panic!("{errors:#?}"));
+    let orders = &example.routes["orders"];
+    assert_eq!(example.sinks["orders"].mode, Mode::UpsertIfNewer);
+    assert_eq!(orders.naming.row_key, ["order_id"]);
+    assert_eq!((orders.rules.window_ms, orders.rules.lateness_ms), (86_400_000, 3_600_000));
+    assert_eq!(orders.relay.as_ref().unwrap().options["session.timeout.ms"], "6000");
+    assert_eq!(orders.relay.as_ref().unwrap().options["heartbeat.interval.ms"], "2000");
+    assert!(!format!("{example:?}").contains("hunter2"), "no secret is shown");
+
+    // A file that says nothing has what the example says, where that is marked as the default.
+    let least = load(&with_route("", false), environment).unwrap();
+    assert_eq!(format!("{:?}", least.server), format!("{:?}", example.server));
+    assert_eq!(format!("{:?}", least.store), format!("{:?}", example.store));
+    assert_eq!(format!("{:?}", least.log), format!("{:?}", example.log));
+    let clicks = &example.routes["clicks"];
+    assert_eq!(format!("{:?}", least.routes["r"].rules), format!("{:?}", clicks.rules));
+    let rules = crate::lane::Rules {
+        mode: Mode::UpsertIfNewer,
+        lateness_ms: 3_600_000,
+        late_relay: LatePolicy::Reject,
+        ..clicks.rules.clone()
+    };
+    assert_eq!(format!("{:?}", orders.rules), format!("{rules:?}"));
+    assert_eq!(clicks.http.max_body, orders.http.max_body);
+    assert_eq!((orders.lanes, orders.idle_after), (clicks.lanes, clicks.idle_after));
+}
+
+#[test]
+fn options_become_typed_rules() {
+    let route = route(
+        r#"key = ["/a/b", { header = "X-Id" }, { kafka = "key" }, { kafka_header = "h" }, { kafka = "position" }]
+           on_missing = "allow"
+           idempotency_key = "ignore"
+           event_time = "/at"
+           time_unit = "us"
+           window = "2h"
+           lateness = "30m"
+           mismatch = "ignore"
+           late = "reject"
+           digest = ["/x", "/y/0"]
+           unknown_fields = "ignore"
+           delete_when = "/gone"
+           wait = "250ms"
+           lanes = 3
+           dead_letters = { file = "dead.jsonl" }
+           batch.max_records = 5
+           batch.linger = "3ms"
+           columns = { a = "/x", b = { constant = 1.50 }, c = { constant = true }, d = { constant = "t" }, e = "default",
+                       f = { kafka = "topic" }, g = "", h = { constant = -3 } }"#,
+        true,
+    );
+    let pointer = |text| Pointer::parse(text).unwrap();
+    assert_eq!(
+        route.naming.key.parts(),
+        [
+            Part::Pointer(pointer("/a/b")),
+            Part::Header("X-Id".into()),
+            Part::KafkaKey,
+            Part::KafkaHeader("h".into()),
+            Part::KafkaPosition
+        ]
+    );
+    assert_eq!(
+        (route.naming.key.missing(), route.naming.key.explicit()),
+        (OnMissing::Allow, IdempotencyKey::Ignore)
+    );
+    assert_eq!(
+        route.naming.event_time,
+        EventTime::Pointer { pointer: pointer("/at"), unit: Some(TimeUnit::Micros) }
+    );
+    assert_eq!(route.naming.digest, DigestOver::Pointers(vec![pointer("/x"), pointer("/y/0")]));
+    assert_eq!(route.naming.unknown_fields, UnknownFields::Ignore);
+    assert_eq!(route.naming.delete_when.as_ref().unwrap().equals, "true");
+    let columns = &route.naming.columns;
+    assert_eq!(columns["a"], ColumnSource::Pointer(pointer("/x")));
+    assert_eq!(columns["b"], ColumnSource::Constant(Constant::Json("1.50".into())));
+    assert_eq!(columns["c"], ColumnSource::Constant(Constant::Json("true".into())));
+    assert_eq!(columns["d"], ColumnSource::Constant(Constant::Text("t".into())));
+    assert_eq!((&columns["e"], &columns["f"]), (&ColumnSource::Default, &ColumnSource::Topic));
+    assert_eq!(columns["g"], ColumnSource::Pointer(pointer("")));
+    assert_eq!(columns["h"], ColumnSource::Constant(Constant::Integer(-3)));
+    assert_eq!(
+        (route.rules.window_ms, route.rules.lateness_ms, route.rules.wait_ms),
+        (7_200_000, 1_800_000, 250)
+    );
+    assert_eq!((route.rules.mismatch, route.rules.late_relay), (MismatchPolicy::Ignore, LatePolicy::Reject));
+    assert_eq!((route.rules.max_records, route.rules.max_bytes, route.rules.linger_ms), (5, 16 << 20, 3));
+    assert_eq!(route.lanes, Lanes { http: 3, relay: Some(3) });
+    assert_eq!(route.dead_letters, DeadLettersTo::File("dead.jsonl".into()));
+}
+
+#[test]
+fn a_short_window_shortens_the_default_lateness() {
+    assert_eq!(route("event_time = \"/t\"\nwindow = \"10m\"", false).rules.lateness_ms, 600_000);
+    assert_eq!(route("window = \"10m\"", false).rules.lateness_ms, 0);
+}
+
+#[test]
+fn all_errors_of_a_file_come_in_one_run_with_their_places() {
+    let text = r#"[server]
+listen = "localhost"
+max_bodyy = "1MiB"
+
+[sinks.s]
+type = "sqlite"
+path = "x.db"
+table = "t"
+mode = "upsertt"
+
+[routes.r]
+sink = "z"
+key = ["id", "/ok"]
+window = "0s"
+lanes = "two"
+mismatch = 5
+"#;
+    assert_eq!(
+        errors(text),
+        [
+            "2:10: server.listen: is no address (value: \"localhost\"); write IP:PORT, such as \"127.0.0.1:8080\" or \
+             \"[::]:8080\", or \"off\"",
+            "3:1: server: unknown key \"max_bodyy\"; did you mean `max_body`?",
+            "9:8: sinks.s.mode: is none of the choices (value: \"upsertt\"), must be one of \"insert\", \"upsert\", \
+             \"upsert-if-newer\"; did you mean \"upsert\"?",
+            "12:8: routes.r.sink: is no sink of this file (value: \"z\"); add [sinks.z]",
+            "13:8: routes.r.key[0]: is not a JSON pointer: it does not start with `/` (value: \"id\"); write it as \
+             \"/member\" or \"/outer/inner\"",
+            "14:10: routes.r.window: is out of bounds (value: \"0s\"), must be 1s to 366d; choose a duration within them",
+            "15:9: routes.r.lanes: is a string, not a whole number (value: \"two\"); write a whole number",
+            "16:12: routes.r.mismatch: is an integer, not one of \"reject\", \"ignore\" (value: 5); write one of \
+             \"reject\", \"ignore\"",
+        ]
+    );
+}
+
+#[test]
+fn syntax_errors_are_found_together_with_the_rest() {
+    let errors = errors(&with_route("window = \nwait = 5\nwait = \"1s\"", false));
+    assert!(errors.iter().any(|error| error.contains("not TOML: ")), "{errors:#?}");
+    assert!(errors.iter().any(|error| error.contains("routes.r.wait: is an integer")), "{errors:#?}");
+    assert!(errors.iter().any(|error| error.contains("duplicate key")), "{errors:#?}");
+    assert!(load("", environment).unwrap_err()[0].what.contains("no route"));
+}
+
+#[test]
+fn rules_that_span_keys_are_checked() {
+    for (options, relay, says) in [
+        (
+            "event_time = \"/t\"\nwindow = \"1h\"\nlateness = \"2h\"",
+            false,
+            "is longer than the window (value: \"2h\"), must be at most the window, 1h",
+        ),
+        ("lateness = \"1h\"", false, "has no meaning where the arrival is the event time"),
+        ("time_unit = \"ms\"", false, "counts for numbers in the payload only"),
+        ("event_time = { kafka = \"timestamp\" }", false, "the route has no relay"),
+        ("key = { kafka = \"key\" }", false, "the route has no relay"),
+        ("columns = { a = { kafka = \"key\" } }", false, "the route has no relay"),
+        ("late = \"verify-in-sink\"", false, "needs a row key"),
+        ("gap = \"skip\"", false, "counts for relays only"),
+        ("lanes = { relay = 2 }", false, "counts for relays only"),
+        ("dead_letters = { topic = \"dead\" }", false, "the route has no brokers"),
+        ("dead_letters = \"store\"", true, "is not in this build"),
+        ("dead_letters = { topic = \"a\", file = \"b\" }", true, "names neither one topic nor one file"),
+        ("dead_letters = \"sinks\"", true, "must be \"sink\", { topic = \"NAME\" }"),
+        ("marks = \"indexed\"", false, "\"indexed\" is not in this build"),
+        ("key_change = \"dual\"", false, "\"dual\" is not in this build"),
+        ("key = { cloudevent = true }", false, "routes.r.key.cloudevent: is not in this build"),
+        ("key = []", false, "a key needs at least one part"),
+        ("key = [\"/a\", \"/a\"]", false, "part 2 of the key is there already"),
+        ("key = { header = \"a\", content = true }", false, "is no part of a key"),
+        ("key = \"/a\"\nidempotency_key = \"require\"", false, "is never used"),
+        (
+            "unknown_fields = { column = \"x\" }\ncolumns = { x = \"/y\" }",
+            false,
+            "column \"x\" has a source already",
+        ),
+        ("columns = { x = \"y\" }", false, "is no source of a column"),
+        ("delete_when = { pointer = \"/a\", equals = [1] }", false, "cannot be compared with"),
+        (
+            "hash_secret = \"00\"",
+            false,
+            "routes.r.hash_secret: is no hash secret (value: ***), must be 384 hex digits",
+        ),
+        ("http.bearer = \"short\"", false, "(value: ***), must be 16 or more visible ASCII characters"),
+        (
+            "http.max_record = \"32MiB\"\nhttp.max_body = \"1MiB\"\nhttp.max_stream = \"2MiB\"",
+            false,
+            "`max_record` is above both",
+        ),
+        ("windoww = \"1h\"", false, "unknown key \"windoww\"; did you mean `window`?"),
+        ("on-missing = \"allow\"", false, "did you mean `on_missing`?"),
+    ] {
+        let error = route_error(options, relay && cfg!(feature = "kafka"));
+        assert!(error.contains(says), "{options}: {error}");
+    }
+    let require = errors(&with_route("idempotency_key = \"require\"", true).replace("key = \"/id\"\n", ""));
+    assert!(require[0].contains("records of Kafka have none"), "{require:?}");
+    let none = errors(&with_route("", false).replace("key = \"/id\"\n", ""));
+    assert!(none[0].contains("`key` is missing: nothing names a record; add key ="), "{none:?}");
+}
+
+#[test]
+fn sinks_are_checked_by_mode() {
+    let sink = |lines: &str| format!("[routes.r]\nsink = \"s\"\nkey = \"/id\"\n{SINK}{lines}\n");
+    for (lines, says) in [
+        ("mode = \"upsert\"", "`row_key` is missing"),
+        ("mode = \"upsert\"\nrow_key = []", "names no column"),
+        ("mode = \"upsert-if-newer\"\nrow_key = [\"a\"]", "`version` is missing"),
+        ("mode = \"upsert\"\nrow_key = [\"a\"]\nversion = \"v\"", "counts in mode \"upsert-if-newer\" only"),
+        ("mode = \"upsert-if-newer\"\nrow_key = [\"a\"]\nversion = \"a\"", "is a row key column too"),
+        ("row_key = [\"a\", \"a\"]", "is there twice"),
+        ("user = \"me\"", "unknown key \"user\""),
+    ] {
+        let errors = errors(&sink(lines));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
+    }
+    let clickhouse = sink("user = \"me\"").replace("sqlite", "clickhouse");
+    assert!(errors(&clickhouse)[0].contains("sinks of type \"clickhouse\" are not in this build"));
+    let memory = sink("").replace("x.db", ":memory:");
+    assert!(errors(&memory)[0].contains("is no file"));
+    let verify = sink("mode = \"upsert\"\nrow_key = [\"a\"]")
+        .replace("key = \"/id\"", "key = \"/id\"\nlate = \"verify-in-sink\"");
+    assert!(errors(&verify)[0].contains("does not fit mode \"upsert\""));
+}
+
+#[test]
+fn variables_come_from_the_environment_and_are_not_shown() {
+    let file = |listen: &str, rest: &str| {
+        format!("[server]\ninstance = {listen}\n{rest}\n{}", with_route("", false))
+    };
+    let name = |listen: &str| load(&file(listen, ""), environment).unwrap().server.instance.unwrap();
+    assert_eq!(name("\"a-${NUMBER}-${NUMBER}\""), "a-7-7");
+    assert_eq!(name("\"$${NUMBER} $5 $\""), "${NUMBER} $5 $");
+    assert_eq!(
+        load(&file("\"i\"", "max_records = \"${NUMBER}\""), environment).unwrap().server.bodies.max_records,
+        7
+    );
+    for (listen, says) in [
+        (
+            "\"${NOPE}\"",
+            "2:12: server.instance: uses variable NOPE, which the environment does not have (value: \"${NOPE}\"); set NOPE",
+        ),
+        ("\"${NOPE\"", "has `${` without `}`"),
+        ("\"${NO PE}\"", "whose name is not letters"),
+        ("\"${}\"", "whose name is not letters"),
+    ] {
+        let errors = errors(&file(listen, ""));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{errors:?}");
+    }
+    let wrong = errors(&with_route("window = \"${TOKEN}\"", false));
+    assert!(wrong[0].contains("(value: \"${TOKEN}\")") && !wrong[0].contains("0123"), "{wrong:?}");
+}
+
+#[test]
+#[cfg(feature = "postgres")]
+fn a_connection_string_is_checked_and_never_shown() {
+    let text = with_route("", false).replace(
+        "type = \"sqlite\"\npath = \"x.db\"",
+        "type = \"postgres\"\nurl = \"postgres://u:hunter2@h:port/d\"",
+    );
+    let errors = errors(&text);
+    assert!(errors[0].contains("sinks.s.url: "), "{errors:?}");
+    assert!(!errors.iter().any(|error| error.contains("hunter2")), "{errors:?}");
+}
+
+#[test]
+#[cfg(feature = "kafka")]
+fn relay_options_are_passed_on_quoted_or_dotted_and_bad_ones_refused() {
+    let with = |lines: &str| with_route("", true).replace("[sinks.s]", &format!("{lines}\n[sinks.s]"));
+    let relay = |lines: &str| {
+        load(&with(lines), environment).unwrap_or_else(|e| panic!("{e:#?}")).routes["r"]
+            .relay
+            .clone()
+            .unwrap()
+    };
+    let config = relay(
+        "start = 2026-01-31T00:00:00Z\nsession_timeout = \"9s\"\n[routes.r.kafka.options]\nfetch.wait.max.ms = 7\n\"client.id\" = \"me\"",
+    );
+    assert_eq!(config.options["fetch.wait.max.ms"], "7");
+    assert_eq!(config.options["client.id"], "me");
+    assert_eq!(
+        (config.options["session.timeout.ms"].as_str(), config.options["heartbeat.interval.ms"].as_str()),
+        ("9000", "3000")
+    );
+    assert_eq!(config.start, StartAt::Time(1_769_817_600_000));
+    assert_eq!(relay("").start, StartAt::Earliest);
+    for (lines, says) in [
+        ("start = \"yesterday\"", "neither \"earliest\" nor \"latest\" nor a time"),
+        ("[routes.r.kafka.options]\n\"enable.auto.commit\" = true", "enable.auto.commit: is not passed on"),
+        ("[routes.r.kafka.options]\nno.such = 1", "no.such: "),
+        ("isolation = \"dirty\"", "is none of the choices"),
+    ] {
+        let errors = errors(&with(lines));
+        assert!(errors.iter().any(|error| error.contains(says)), "{lines}: {errors:?}");
+    }
+    let secret =
+        errors(&with("[routes.r.kafka.options]\n\"sasl.password\" = [\"hunter2\"]\nx = \"hunter2\""));
+    assert!(!secret.iter().any(|error| error.contains("hunter2")), "{secret:?}");
+}
+
+#[test]
+fn names_are_fit_for_urls_and_folders() {
+    for bad in ["\"a/b\"", "\"\"", "\"..\"", "_a", "-a", "\"é\"", "\"a b\""] {
+        let text = with_route("", false).replace("routes.r", &format!("routes.{bad}"));
+        let errors = errors(&text);
+        assert!(errors.len() == 1 && errors[0].contains("is no name"), "{bad}: {errors:?}");
+    }
+}
+
+#[test]
+fn durations_reach_the_store() {
+    let config = load(&with_route("window = \"1h\"\nidle_after = \"2s\"", false), environment).unwrap();
+    let options = config.routes["r"].store(&config.store);
+    assert_eq!((options.window_ms, options.idle_after_ms, options.commit_interval_ms), (3_600_000, 2000, 5));
+    assert_eq!(config.store.commit_interval, Duration::from_millis(5));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_text_never_panics(text in "\\PC{0,200}") {
+        if let Err(errors) = load(&text, environment) {
+            prop_assert!(!errors.is_empty());
+        }
+    }
+
+    #[test]
+    fn text_of_toml_like_pieces_never_panics(text in r#"(\[|\]|\{|\}|=|"|'|,|\.|\n|#|\$\{|a|1|routes|sinks|server|key|kafka| |"""|2026-01-01|"1s"|true){0,60}"#) {
+        if let Err(errors) = load(&text, environment) {
+            prop_assert!(!errors.is_empty());
+        }
+    }
+
+    /// The example with one piece cut out, doubled or replaced: an answer, whatever it is, and every error has a place in the file.
+    #[test]
+    fn a_mangled_example_never_panics(at in 0..EXAMPLE.len(), length in 0_usize..40, put in r#"["\[\]{}=\n#$a0.]{0,4}"#) {
+        let (Some(before), Some(after)) = (EXAMPLE.get(..at), EXAMPLE.get((at + length).min(EXAMPLE.len())..)) else {
+            return Ok(());
+        };
+        let text = format!("{before}{put}{after}");
+        if let Err(errors) = load(&text, environment) {
+            prop_assert!(!errors.is_empty());
+            let lines = text.split('\n').count();
+            prop_assert!(errors.iter().all(|error| (1..=lines).contains(&error.line) && error.column >= 1), "{errors:?}");
+            let shown = format!("{errors:?}");
+            prop_assert!(!shown.contains("hunter2"));
+        }
+    }
+}
