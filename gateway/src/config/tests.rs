@@ -79,6 +79,7 @@ fn the_example_loads_and_shows_the_defaults() {
 }
 
 #[test]
+#[cfg(feature = "kafka")]
 fn options_become_typed_rules() {
     let route = route(
         r#"key = ["/a/b", { header = "X-Id" }, { kafka = "key" }, { kafka_header = "h" }, { kafka = "position" }]

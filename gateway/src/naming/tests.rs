@@ -510,6 +510,20 @@ fn unknown_members_are_rejected_ignored_or_kept() {
     );
 }
 
+/// Markers that the JSON library uses inside itself are members like others when a record sends them.
+#[test]
+fn private_markers_of_the_parser_mean_nothing_in_a_record() {
+    let namer = namer(
+        NamingRules { unknown_fields: UnknownFields::Column("x".into()), ..rules(&["/id"]) },
+        &["id", "x"],
+    );
+    for marker in ["$serde_json::private::RawValue", "$serde_json::private::Number"] {
+        let nested = see_json(&namer, &format!(r#"{{"id":{{"{marker}":"1"}},"{marker}":"2"}}"#));
+        assert!(nested.row().contains(&format!(r#"x=Json("{{\"{marker}\":\"2\"}}")"#)), "{}", nested.row());
+        assert_ne!(nested.named.fingerprint, see_json(&namer, r#"{"id":1}"#).named.fingerprint);
+    }
+}
+
 #[test]
 fn p9_the_key_is_within_the_row_key_if_its_parts_are() {
     let key = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
