@@ -2,6 +2,7 @@
 //! with a model of the table that they must end in.
 
 pub mod child;
+pub mod conformance;
 pub mod gateway;
 pub mod http_client;
 pub mod proxy;

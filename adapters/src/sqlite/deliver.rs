@@ -43,7 +43,7 @@ struct OwnedMark {
     step: usize,
     min_ms: i64,
     max_ms: i64,
-    keys: i64,
+    count: i64,
     block: Bytes,
 }
 
@@ -69,7 +69,7 @@ impl Finish {
                 step: mark.step,
                 min_ms: mark.min_ms,
                 max_ms: mark.max_ms,
-                keys: i64::try_from(mark.count).unwrap_or(i64::MAX),
+                count: i64::try_from(mark.count).unwrap_or(i64::MAX),
                 block: mark.block,
             })
             .collect();
@@ -251,11 +251,11 @@ fn write_finish(
 ) -> rusqlite::Result<()> {
     let step =
         |index: usize| steps.get(index).ok_or(rusqlite::Error::InvalidParameterCount(index, steps.len()));
-    let mut letter = transaction.prepare_cached(&format!(
+    let mut letter = transaction.prepare_cached(
         "INSERT INTO oncegate_dead_letters
-         (route, shard, sequence, position, key, event_ms, kind, reason, payload, made_ms)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, {NOW_MS})"
-    ))?;
+         (route, shard, sequence, position, key, event_ms, kind, reason, payload)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+    )?;
     for dead in &finish.dead_letters {
         let step = step(dead.step)?;
         letter.execute(params![
@@ -271,7 +271,7 @@ fn write_finish(
         ])?;
     }
     let mut insert = transaction.prepare_cached(
-        "INSERT INTO oncegate_marks (route, shard, sequence, epoch, min_ms, max_ms, keys, block)
+        "INSERT INTO oncegate_marks (route, shard, sequence, epoch, min_ms, max_ms, count, block)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
     )?;
     for mark in &finish.marks {
@@ -283,7 +283,7 @@ fn write_finish(
             step.epoch,
             mark.min_ms,
             mark.max_ms,
-            mark.keys,
+            mark.count,
             &*mark.block
         ])?;
     }

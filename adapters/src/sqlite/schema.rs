@@ -9,15 +9,15 @@ use crate::sink::SinkError;
 
 /// All bookkeeping tables with their columns, in the order of their DDL.
 pub(super) const TABLES: [(&str, &str); 5] = [
-    ("oncegate_routes", "route, route_id, key_spec_id, algorithm, secret"),
+    ("oncegate_routes", "name, route_id, key_spec_id, algorithm, secret"),
     (
         "oncegate_shards",
         "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms",
     ),
-    ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, keys, block"),
+    ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, count, block"),
     (
         "oncegate_dead_letters",
-        "id, route, shard, sequence, position, key, event_ms, kind, reason, payload, made_ms",
+        "id, route, shard, sequence, position, key, event_ms, kind, reason, payload, at",
     ),
     ("oncegate_tombstones", "target, row_key, version, route, event_ms"),
 ];
@@ -25,7 +25,7 @@ pub(super) const TABLES: [(&str, &str); 5] = [
 /// Marks keep their block last, so that expiry need not read through it.
 const DDL: &str = "
 CREATE TABLE IF NOT EXISTS oncegate_routes (
-    route TEXT NOT NULL PRIMARY KEY, route_id BLOB NOT NULL, key_spec_id INTEGER NOT NULL,
+    name TEXT NOT NULL PRIMARY KEY, route_id BLOB NOT NULL, key_spec_id INTEGER NOT NULL,
     algorithm INTEGER NOT NULL, secret BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_shards (
@@ -35,14 +35,14 @@ CREATE TABLE IF NOT EXISTS oncegate_shards (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_marks (
     route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    min_ms INTEGER NOT NULL, max_ms INTEGER NOT NULL, keys INTEGER NOT NULL, block BLOB NOT NULL,
+    min_ms INTEGER NOT NULL, max_ms INTEGER NOT NULL, count INTEGER NOT NULL, block BLOB NOT NULL,
     PRIMARY KEY (route, shard, sequence)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS oncegate_marks_expiry ON oncegate_marks (route, shard, max_ms);
 CREATE TABLE IF NOT EXISTS oncegate_dead_letters (
     id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL,
     position INTEGER, key BLOB NOT NULL, event_ms INTEGER NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL,
-    payload BLOB, made_ms INTEGER NOT NULL
+    payload BLOB, at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
 ) STRICT;
 CREATE TABLE IF NOT EXISTS oncegate_tombstones (
     target TEXT NOT NULL, row_key BLOB NOT NULL, version ANY, route TEXT NOT NULL, event_ms INTEGER NOT NULL,

@@ -308,12 +308,12 @@ fn end(transaction: Transaction<'_>, doing: &str) -> Result<(), Fault> {
 
 fn register(transaction: &Transaction<'_>, route: &str, proposed: &RouteRow) -> rusqlite::Result<RouteRow> {
     transaction.execute(
-        "INSERT INTO oncegate_routes (route, route_id, key_spec_id, algorithm, secret) VALUES (?1, ?2, ?3, ?4, ?5)
-         ON CONFLICT (route) DO NOTHING",
+        "INSERT INTO oncegate_routes (name, route_id, key_spec_id, algorithm, secret) VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (name) DO NOTHING",
         params![route, proposed.route_id, proposed.key_spec_id, proposed.algorithm, proposed.secret],
     )?;
     transaction.query_row(
-        "SELECT route_id, key_spec_id, algorithm, secret FROM oncegate_routes WHERE route = ?1",
+        "SELECT route_id, key_spec_id, algorithm, secret FROM oncegate_routes WHERE name = ?1",
         [route],
         |row| {
             Ok(RouteRow {

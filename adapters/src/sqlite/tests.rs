@@ -190,7 +190,7 @@ async fn rule10_a_bad_row_costs_one_outcome() {
     assert!(matches!(&outcomes[2], RowOutcome::Refused { reason } if reason.contains("t.u")), "{outcomes:?}");
     assert_eq!(bed.sql::<i64>("SELECT count(*) FROM t"), 2);
     assert_eq!(bed.sql::<i64>("SELECT count(*) FROM oncegate_dead_letters WHERE kind = 'rejected'"), 2);
-    assert_eq!(bed.sql::<i64>("SELECT keys FROM oncegate_marks"), 4);
+    assert_eq!(bed.sql::<i64>("SELECT count FROM oncegate_marks"), 4);
 }
 
 #[tokio::test]
