@@ -339,6 +339,8 @@ pub trait Session: Send {
     /// Writes one batch whole: fence, rows, dead letters, marks, in one transaction.
     async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError>;
     /// After `Unknown`: a new connection, epoch + 1, then looks. Answers with the shards' states as re-acquired.
+    /// `Fenced` if another owner has taken one of the shards meanwhile: it stays with that owner, and nothing was raised; the
+    /// other steps can be asked about without it, for a batch is in with all of its shards or not at all.
     async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError>;
     /// Marks of `shard` above `sequence`, ascending, a page of about 16 MiB at most; empty when there are no more.
     async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError>;

@@ -79,6 +79,8 @@ pub(super) struct PostgresSession {
     /// Taken out while a call works on it: a call that is dropped half way, or fails in doubt, takes the connection with it.
     pub(super) link: Option<Link>,
     pub(super) pace: Pace,
+    /// Epochs that our own `resolve` may have set without hearing of it.
+    raised: HashMap<ShardId, i64>,
 }
 
 impl PostgresSession {
@@ -90,6 +92,7 @@ impl PostgresSession {
             application_name: application_name(route, owner),
             link: None,
             pace: Pace::default(),
+            raised: HashMap::new(),
         }
     }
 
@@ -155,13 +158,19 @@ impl PostgresSession {
     }
 
     /// Raises the epochs of `shards` on `link`, ending whoever of our route blocks it for longer than the lock time-out.
+    /// With `held` epochs, only from those: whoever has raised one since is not disturbed.
     async fn take_over(
-        &self,
+        &mut self,
         link: &mut Link,
         shards: &[ShardId],
         how: &Acquire,
+        held: Option<&[i64]>,
     ) -> Result<Vec<ShardState>, Fault> {
         let client = &link.client;
+        if let Some(held) = held {
+            // Before anything is locked: the new owner's connection must not be ended for our sake.
+            self.still_held(client, shards, held).await?;
+        }
         client.batch_execute(&self.begin()).await?;
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
         let free = match how {
@@ -198,10 +207,21 @@ impl PostgresSession {
             client.batch_execute("ROLLBACK").await?;
             return Err(Fault::Sink(self.held(client, shards, stale_after_of(how)).await?));
         }
-        client.batch_execute("COMMIT").await?;
-        link.acquired = true;
         let mut states: HashMap<String, ShardState> =
             rows.iter().map(state).map(|state| (state.shard.to_string(), state)).collect();
+        if let Some(held) = held {
+            let lost = shards.iter().zip(held).any(|(shard, held)| {
+                states.get(&**shard).is_some_and(|state| state.epoch > self.ours(shard, *held) + 1)
+            });
+            if lost {
+                client.batch_execute("ROLLBACK").await?;
+                self.still_held(client, shards, held).await?;
+                return Err(Fault::Sink(again("the shard rows changed while they were looked at")));
+            }
+            self.raised.extend(states.values().map(|state| (state.shard.clone(), state.epoch)));
+        }
+        client.batch_execute("COMMIT").await?;
+        link.acquired = true;
         shards
             .iter()
             .map(|shard| {
@@ -210,6 +230,34 @@ impl PostgresSession {
                     .ok_or_else(|| Fault::Sink(again(format!("shard {shard} was asked for twice"))))
             })
             .collect()
+    }
+
+    async fn acquire_from(
+        &mut self,
+        shards: &[ShardId],
+        how: &Acquire,
+        held: Option<&[i64]>,
+    ) -> Result<Vec<ShardState>, SinkError> {
+        let mut link = self.connect().await?;
+        // Bounded inside, by rounds of the lock time-out and by the statement time-out.
+        let limit = self.limit()
+            + self.shared.config.lock_timeout * (ACQUIRE_ROUNDS + 1)
+            + self.shared.config.connect_timeout;
+        match bounded(limit, self.take_over(&mut link, shards, how, held)).await {
+            Ok(states) => {
+                self.link = Some(link);
+                Ok(states)
+            }
+            Err(Fault::Sink(error)) => {
+                if matches!(error, SinkError::Held { .. } | SinkError::Fenced { .. }) {
+                    self.link = roll_back(link).await;
+                }
+                Err(error)
+            }
+            // An epoch that was raised without our knowing harms nobody: the next acquire raises it again.
+            Err(Fault::Database(error)) => Err(not_applied(&error)),
+            Err(Fault::Late(limit)) => Err(again(late(limit))),
+        }
     }
 
     /// Waits for `raising`; each time the lock time-out passes, ends the route's connections that block backend `pid` (P5).
@@ -276,6 +324,28 @@ impl PostgresSession {
             }
             _ => again("a shard was held a moment ago and is free now"),
         })
+    }
+
+    /// The highest epoch of `shard` that this session knows to be its own.
+    fn ours(&self, shard: &ShardId, held: i64) -> i64 {
+        self.raised.get(shard).copied().unwrap_or(held).max(held)
+    }
+
+    /// Fails with `Fenced` if another owner has taken one of `shards` since this session held it under the epoch given.
+    async fn still_held(&self, client: &Client, shards: &[ShardId], held: &[i64]) -> Result<(), Fault> {
+        let query =
+            format!("SELECT owner, epoch FROM {} WHERE route = $1 AND shard = $2", self.shared.tables.shards);
+        for (shard, held) in shards.iter().zip(held) {
+            let row = client.query_opt(&query, &[&self.route, &&**shard]).await?;
+            if let Some(row) = row.filter(|row| row.get::<_, i64>(1) > self.ours(shard, *held)) {
+                return Err(Fault::Sink(SinkError::Fenced {
+                    shard: shard.to_string(),
+                    owner: row.get(0),
+                    epoch: row.get(1),
+                }));
+            }
+        }
+        Ok(())
     }
 
     /// Why the fence did not move every step of `steps`: the first shard that another owner took, or that stands elsewhere.
@@ -501,26 +571,7 @@ impl Session for PostgresSession {
     }
 
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
-        let mut link = self.connect().await?;
-        // Bounded inside, by rounds of the lock time-out and by the statement time-out.
-        let limit = self.limit()
-            + self.shared.config.lock_timeout * (ACQUIRE_ROUNDS + 1)
-            + self.shared.config.connect_timeout;
-        match bounded(limit, self.take_over(&mut link, shards, &how)).await {
-            Ok(states) => {
-                self.link = Some(link);
-                Ok(states)
-            }
-            Err(Fault::Sink(error)) => {
-                if matches!(error, SinkError::Held { .. }) {
-                    self.link = roll_back(link).await;
-                }
-                Err(error)
-            }
-            // An epoch that was raised without our knowing harms nobody: the next acquire raises it again.
-            Err(Fault::Database(error)) => Err(not_applied(&error)),
-            Err(Fault::Late(limit)) => Err(again(late(limit))),
-        }
+        self.acquire_from(shards, &how, None).await
     }
 
     async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError> {
@@ -545,7 +596,8 @@ impl Session for PostgresSession {
         // The old connection may still be working on the batch: it must neither be used nor waited for.
         self.link = None;
         let shards: Vec<ShardId> = steps.iter().map(|step| step.shard.clone()).collect();
-        let states = self.acquire(&shards, Acquire::Force).await?;
+        let held: Vec<i64> = steps.iter().map(|step| step.epoch).collect();
+        let states = self.acquire_from(&shards, &Acquire::Force, Some(&held)).await?;
         let link = self.acquired()?;
         let query = format!(
             "SELECT sequence_epoch FROM {} WHERE route = $1 AND shard = $2",
@@ -563,6 +615,7 @@ impl Session for PostgresSession {
         match bounded(self.limit(), look).await {
             Ok(resolution) => {
                 self.link = Some(link);
+                self.raised.clear();
                 Ok((resolution, states))
             }
             Err(Fault::Sink(error)) => Err(error),

@@ -307,6 +307,8 @@ impl Lane {
                         }
                     };
                 }
+                // The new owner knows from its marks what became of the batch; the other shards are asked about without it.
+                Err(SinkError::Fenced { shard, owner, epoch }) => self.fenced(&shard, &owner, epoch),
                 Err(fault) => {
                     self.route.set_trouble(self.id, Some(format!("asking what became of a batch: {fault}")));
                 }

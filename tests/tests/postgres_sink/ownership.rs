@@ -260,26 +260,22 @@ async fn p5_a_commit_that_never_arrived_is_resolved_as_not_applied_and_cannot_co
 }
 
 #[tokio::test]
-async fn p5_another_owners_batch_of_the_same_number_is_not_ours() {
+async fn p5_who_asks_after_a_take_over_is_fenced_and_ends_nobody() {
     let mut rig = rig().await;
     let ours = rig.step();
-    let mut second = Rig { session: other(&rig, "second"), ..rig };
-    second.acquire().await;
-    second.deliver(&[r#"{"id":1}"#]).await;
-    let mut ours_session = second.sink.session("orders", "test/1");
-    let (resolution, states) = ours_session.resolve(std::slice::from_ref(&ours)).await.unwrap();
-    assert_eq!((resolution, states[0].sequence), (Resolution::NotApplied, 1));
-    // And our own, with another owner's batches on top.
-    second.session = ours_session;
-    second.acquire().await;
-    let ours = second.step();
-    second.deliver(&[r#"{"id":2}"#]).await;
-    let mut third = Rig { session: other(&second, "third"), ..second };
-    third.acquire().await;
-    third.deliver(&[r#"{"id":3}"#]).await;
-    rig = third;
-    let (resolution, _) = rig.session.resolve(std::slice::from_ref(&ours)).await.unwrap();
-    assert!(matches!(resolution, Resolution::Applied(marks) if marks.len() == 1));
+    let mut second = other(&rig, "second");
+    assert_eq!(second.acquire(&[SHARD.into()], Acquire::Force).await.unwrap()[0].epoch, ours.epoch + 1);
+    // The new owner holds the shard row, as inside a long COPY.
+    let busy = Postgres::shared().connect(&rig.database).await.unwrap();
+    busy.batch_execute("SET application_name = 'oncegate/orders/second'; BEGIN; UPDATE oncegate_shards SET heartbeat = now()")
+        .await
+        .unwrap();
+    let error = rig.session.resolve(std::slice::from_ref(&ours)).await.unwrap_err();
+    assert!(matches!(&error, SinkError::Fenced { owner, .. } if owner == "second"), "{error}");
+    busy.batch_execute("COMMIT").await.expect("it was left alone");
+    let mine = rig.session.heartbeat(&[(SHARD.into(), ours.epoch)]).await;
+    assert!(matches!(mine, Err(SinkError::Fenced { .. } | SinkError::NotApplied { .. })), "{mine:?}");
+    second.heartbeat(&[(SHARD.into(), ours.epoch + 1)]).await.expect("the new owner stays");
 }
 
 #[tokio::test]
