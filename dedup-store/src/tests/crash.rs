@@ -201,6 +201,28 @@ fn rule7_an_io_error_stops_the_store_for_good() {
     }
 }
 
+/// A full disk is met once, at every change: claims wait, nothing is lost, and the run goes on to its end.
+#[test]
+fn p16_a_full_disk_at_every_change_is_got_over() {
+    let operations = operations();
+    let mut met = 0;
+    for at in 1..=operations {
+        let disk = FaultyDisk::default();
+        disk.trouble_at(at, Trouble::NoRoom);
+        let mut ledger = Ledger::default();
+        if let Err(error) = scenario(&disk, &mut ledger) {
+            let full = matches!(&error, StoreError::Full { .. });
+            let at_open = matches!(&error, StoreError::Io(text) if text.contains("storage"));
+            assert!(full || at_open, "no room at {at}: {error}");
+            met += 1;
+        }
+        let crashed = disk.after_crash(Survival::Nothing);
+        recover(&disk, &ledger, &format!("no room at {at} of {operations}"));
+        recover(&crashed, &ledger, &format!("no room, then a crash, at {at}"));
+    }
+    assert!(met > 100, "{met}");
+}
+
 #[test]
 fn rule7_every_call_of_a_stopped_store_names_the_first_error() {
     let disk = FaultyDisk::default();

@@ -23,6 +23,8 @@ pub(super) enum Trouble {
     Cut,
     /// It fails, this once.
     Glitch,
+    /// There is no room for it, this once.
+    NoRoom,
 }
 
 #[derive(Clone)]
@@ -185,6 +187,10 @@ impl Inner {
                 Err(io::Error::other("the power went"))
             }
             Some((at, Trouble::Glitch)) if at == self.operations => Err(io::Error::other("a glitch")),
+            Some((at, Trouble::NoRoom)) if at == self.operations => {
+                self.refused += 1;
+                Err(ErrorKind::StorageFull.into())
+            }
             _ => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::faulty::FaultyDisk;
+use super::faulty::{FaultyDisk, Survival};
 use crate::{testing::*, *};
 
 const ROLL_BYTES: u64 = 20_000;
@@ -110,31 +110,40 @@ fn p16_the_disk_may_fill_up_anywhere() {
         disk.set_room(Some(disk.used() + more));
         let mut was_full = false;
         let mut last = Ticket(0);
+        let mut retire_ms = i64::MIN;
         for sequence in 2..8 {
-            let at = sequence * 1_000;
+            let at = sequence * 5_000;
             let facts = (at..at + 400).map(|number| fact(number as u64, at, Settled::Written)).collect();
             let blocks = [block("a", sequence, facts)];
             last = store.settle(&[checkpoint("a", sequence, at)], &blocks, at).unwrap();
             was_full |= full(store.wait_durable(last));
-            was_full |= full(store.expire(at).map(drop));
+            let floors = store.expire(at);
+            if let Ok(floors) = &floors {
+                assert!(floors.retire_ms >= retire_ms);
+                retire_ms = floors.retire_ms;
+            }
+            was_full |= full(floors.map(drop));
         }
         if !was_full {
             continue;
         }
         if more % 2 == 0 {
-            // It is killed while full: what was acknowledged is there.
-            drop(store);
-            disk.set_room(None);
-            let store = open(&disk);
+            // It is killed while full: what was acknowledged is there, and what was forgotten is not admitted.
+            let store = open(&disk.after_crash(Survival::Nothing));
             assert!(store.checkpoint("a").unwrap().sequence >= 1);
-            assert!(store.peek(&key(50)).unwrap().is_some());
+            let stats = store.stats(0);
+            assert!(stats.floors.retire_ms >= retire_ms, "{} after {retire_ms}", stats.floors.retire_ms);
+            assert!(stats.floor_ms > 1_000 || store.peek(&key(50)).unwrap().is_some());
         } else {
             disk.set_room(None);
             until_durable(&store, last);
             drop(store);
             let store = open(&disk);
             assert_eq!(store.checkpoint("a").unwrap().sequence, 7);
-            assert!((2..8u64).all(|round| store.peek(&key(round * 1_000 + 399)).unwrap().is_some()));
+            let floor_ms = store.stats(0).floor_ms;
+            for at in (2..8).map(|round| round * 5_000).filter(|at| *at >= floor_ms) {
+                assert!(store.peek(&key(at as u64 + 399)).unwrap().is_some());
+            }
         }
     }
 }
