@@ -203,14 +203,14 @@ impl Files {
         self.measure_all()
     }
 
-    /// Makes a group durable. `Full` leaves it undecided, to be given again: it is applied once.
+    /// Makes a group durable. `Full` leaves it undecided: given again, it is applied once.
     pub(crate) fn commit(&mut self, group: &Group) -> Result<(), Fail> {
         if self.last_group >= group.number {
             return Ok(());
         }
         self.reopen()?;
         if self.open_tail()?.group() >= group.number {
-            // An earlier attempt, which could not look any more, is in.
+            // An earlier attempt failed, and is in nevertheless.
             self.open_tail()?.took(group);
         } else {
             if self.open_tail()?.bytes >= self.roll_bytes {
@@ -218,14 +218,7 @@ impl Files {
             }
             if let Err(fail) = self.open_tail()?.commit(group) {
                 self.lose();
-                if !matches!(fail, Fail::Full(_)) {
-                    return Err(fail);
-                }
-                self.reopen()?;
-                if self.open_tail()?.group() < group.number {
-                    return Err(fail);
-                }
-                self.open_tail()?.took(group);
+                return Err(fail);
             }
         }
         self.last_group = group.number;

@@ -219,6 +219,16 @@ fn p16_a_full_disk_at_every_change_is_got_over() {
         let crashed = disk.after_crash(Survival::Nothing);
         recover(&disk, &ledger, &format!("no room at {at} of {operations}"));
         recover(&crashed, &ledger, &format!("no room, then a crash, at {at}"));
+        // The power goes while it is being got over.
+        let disk = FaultyDisk::default();
+        disk.trouble_at(at, Trouble::NoRoom);
+        disk.trouble_at(at + 1 + at % 9, Trouble::Cut);
+        let mut ledger = Ledger::default();
+        let _ended = scenario(&disk, &mut ledger);
+        for survival in [Survival::Nothing, Survival::Everything] {
+            let context = format!("no room at {at}, cut soon after, {survival:?}");
+            recover(&disk.after_crash(survival), &ledger, &context);
+        }
     }
     assert!(met > 100, "{met}");
 }

@@ -54,7 +54,7 @@ struct Inner {
     durable_names: BTreeMap<String, u64>,
     unsynced_names: Vec<NameChange>,
     operations: u64,
-    trouble: Option<(u64, Trouble)>,
+    trouble: Vec<(u64, Trouble)>,
     dead: bool,
     /// Bytes that fit.
     room: Option<u64>,
@@ -87,7 +87,7 @@ impl FaultyDisk {
 
     /// The `operation`th change from the start meets `trouble`.
     pub(super) fn trouble_at(&self, operation: u64, trouble: Trouble) {
-        self.0.lock().trouble = Some((operation, trouble));
+        self.0.lock().trouble.push((operation, trouble));
     }
 
     /// Writes that were refused for lack of room.
@@ -181,17 +181,18 @@ impl Inner {
             return Err(io::Error::other("the power is off"));
         }
         self.operations += 1;
-        match self.trouble {
-            Some((at, Trouble::Cut)) if at == self.operations => {
+        let trouble = self.trouble.iter().find(|(at, _)| *at == self.operations);
+        match trouble.map(|(_, trouble)| *trouble) {
+            Some(Trouble::Cut) => {
                 self.dead = true;
                 Err(io::Error::other("the power went"))
             }
-            Some((at, Trouble::Glitch)) if at == self.operations => Err(io::Error::other("a glitch")),
-            Some((at, Trouble::NoRoom)) if at == self.operations => {
+            Some(Trouble::Glitch) => Err(io::Error::other("a glitch")),
+            Some(Trouble::NoRoom) => {
                 self.refused += 1;
                 Err(ErrorKind::StorageFull.into())
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
