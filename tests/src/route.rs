@@ -100,3 +100,25 @@ impl OrdersRoute {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_config_of_every_mode_is_good() {
+        let url = "postgres://postgres@127.0.0.1:5432/orders";
+        let relay = |mode| OrdersRoute::new("orders", mode, url).relay("127.0.0.1:9092", "orders", "g");
+        let routes = [
+            OrdersRoute::new("orders", Mode::Insert, url),
+            relay(Mode::Insert).without_row_key(),
+            relay(Mode::Upsert).as_instance("one").options("batch = { max_records = 100 }"),
+            relay(Mode::UpsertIfNewer),
+        ];
+        for route in routes {
+            let text = route.toml();
+            let errors = oncegate::config::load(&text, |_| None).err().unwrap_or_default();
+            assert!(errors.is_empty(), "{errors:#?}\n{text}");
+        }
+    }
+}
