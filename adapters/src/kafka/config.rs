@@ -159,7 +159,12 @@ impl KafkaConfig {
     /// A client that only asks questions; no member of the group.
     pub(super) fn probe(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.brokers).set("client.id", "oncegate").set(
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("client.id", "oncegate")
+            // A broker that returns is seen soon.
+            .set("reconnect.backoff.max.ms", "2000");
+        config.set(
             "isolation.level",
             match self.isolation {
                 Isolation::ReadCommitted => "read_committed",

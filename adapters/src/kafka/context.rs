@@ -11,7 +11,7 @@ use rdkafka::{
     ClientContext, Statistics, TopicPartitionList,
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, Consumer, ConsumerContext},
-    error::{KafkaError, KafkaResult, RDKafkaErrorCode},
+    error::{KafkaError, RDKafkaErrorCode},
     types::RDKafkaRespErr,
 };
 
@@ -52,8 +52,10 @@ pub enum Event {
 /// Why a commit was not taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CommitRefusal {
-    /// The group has gone on without us: our generation is old (P13).
-    Zombie(String),
+    /// Another process has joined the group under our static name.
+    Fenced(String),
+    /// The commit bore a generation that the group has left behind (P13): it has put us out, or a rebalance overtook the commit.
+    OldGeneration(String),
     /// A rebalance is under way.
     Rebalancing,
     /// Anything else; may work later.
@@ -143,18 +145,6 @@ impl ConsumerContext for Context {
             _ => Event::Revoked { partitions, lost: consumer.assignment_lost() },
         });
     }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let answers = offsets.elements().into_iter().filter_map(|element| {
-            let offset = element.offset().to_raw().filter(|&offset| offset >= 0)?;
-            let answer = result.clone().and_then(|()| element.error()).map_err(|error| refusal(&error));
-            Some((TopicPartition::new(element.topic(), element.partition()), offset, answer))
-        });
-        let answers: Vec<_> = answers.collect();
-        if !answers.is_empty() {
-            self.push(Event::Committed(answers));
-        }
-    }
 }
 
 pub(super) fn partitions(list: &TopicPartitionList) -> Vec<TopicPartition> {
@@ -183,18 +173,18 @@ pub(super) fn describe(code: RDKafkaErrorCode) -> String {
     code.to_string()
 }
 
-fn refusal(error: &KafkaError) -> CommitRefusal {
+/// What the answer to a commit means.
+pub(super) fn refusal(error: &KafkaError) -> CommitRefusal {
     use RDKafkaErrorCode as Code;
     match error.rdkafka_error_code() {
+        Some(code) if is_fenced(code) => CommitRefusal::Fenced(describe(code)),
         Some(
             code @ (Code::IllegalGeneration
             | Code::UnknownMemberId
-            | Code::FencedInstanceId
-            | Code::Fenced
             | Code::AssignmentLost
             | Code::FencedMemberEpoch
             | Code::StaleMemberEpoch),
-        ) => CommitRefusal::Zombie(describe(code)),
+        ) => CommitRefusal::OldGeneration(describe(code)),
         Some(Code::RebalanceInProgress) => CommitRefusal::Rebalancing,
         Some(code) => CommitRefusal::Other(describe(code)),
         None => CommitRefusal::Other(error.to_string()),
@@ -211,23 +201,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p13_a_refused_generation_is_a_zombie() {
-        for code in [
-            RDKafkaErrorCode::IllegalGeneration,
-            RDKafkaErrorCode::UnknownMemberId,
-            RDKafkaErrorCode::FencedInstanceId,
-        ] {
-            assert!(
-                matches!(refusal(&KafkaError::ConsumerCommit(code)), CommitRefusal::Zombie(_)),
-                "{code:?}"
-            );
+    fn p13_a_refused_generation_is_told_from_trouble() {
+        let answer = |code| refusal(&KafkaError::ConsumerCommit(code));
+        for code in [RDKafkaErrorCode::IllegalGeneration, RDKafkaErrorCode::UnknownMemberId] {
+            assert!(matches!(answer(code), CommitRefusal::OldGeneration(_)), "{code:?}");
         }
-        assert_eq!(
-            refusal(&KafkaError::ConsumerCommit(RDKafkaErrorCode::RebalanceInProgress)),
-            CommitRefusal::Rebalancing
-        );
-        let other = refusal(&KafkaError::ConsumerCommit(RDKafkaErrorCode::NotCoordinator));
-        assert!(matches!(other, CommitRefusal::Other(_)));
+        assert!(matches!(answer(RDKafkaErrorCode::FencedInstanceId), CommitRefusal::Fenced(_)));
+        assert_eq!(answer(RDKafkaErrorCode::RebalanceInProgress), CommitRefusal::Rebalancing);
+        assert!(matches!(answer(RDKafkaErrorCode::NotCoordinator), CommitRefusal::Other(_)));
     }
 
     #[test]

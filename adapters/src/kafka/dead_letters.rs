@@ -28,22 +28,34 @@ impl std::fmt::Debug for DeadLetterTopic {
 
 /// Longer than this a letter is not waited for: the lane tries again.
 const PATIENCE_MS: &str = "30000";
+/// Options that would make a letter less than durable, or that have a name of their own here.
+const REFUSED: [(&str, &str); 7] = [
+    ("acks", "dead letters are acknowledged by all in-sync replicas"),
+    ("bootstrap.servers", "use `brokers`"),
+    ("delivery.timeout.ms", "use \"message.timeout.ms\""),
+    ("enable.idempotence", "dead letters are written by an idempotent producer"),
+    ("metadata.broker.list", "use `brokers`"),
+    ("request.required.acks", "dead letters are acknowledged by all in-sync replicas"),
+    ("transactional.id", "dead letters are not part of a transaction"),
+];
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
 impl DeadLetterTopic {
     /// Writes to `topic` of the cluster at `brokers`; `options` are librdkafka's. Does not connect yet.
     pub fn new(brokers: &str, topic: &str, options: &BTreeMap<String, String>) -> Result<Self, KafkaFault> {
         let mut config = ClientConfig::new();
-        for (name, value) in options {
-            config.set(name, value);
-        }
         config
             .set("bootstrap.servers", brokers)
             .set("enable.idempotence", "true")
             .set("acks", "all")
-            .set("delivery.timeout.ms", PATIENCE_MS)
-            .set("linger.ms", "1")
-            .set("allow.auto.create.topics", "false");
+            .set("message.timeout.ms", PATIENCE_MS)
+            .set("linger.ms", "1");
+        for (name, value) in options {
+            if let Some((_, reason)) = REFUSED.iter().find(|(refused, _)| refused == name) {
+                return Err(KafkaFault::Configuration(format!("{name:?} is not passed on: {reason}")));
+            }
+            config.set(name, value);
+        }
         let producer =
             config.create().map_err(|error: KafkaError| KafkaFault::Configuration(client_fault(&error)))?;
         Ok(Self { producer, topic: topic.to_owned() })
@@ -99,5 +111,19 @@ impl DeadLetters for DeadLetterTopic {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p10_options_that_make_letters_less_than_durable_are_refused() {
+        for (name, _) in REFUSED {
+            let options = BTreeMap::from([(name.to_owned(), "0".to_owned())]);
+            let fault = DeadLetterTopic::new("127.0.0.1:1", "dead", &options).unwrap_err();
+            assert!(fault.to_string().contains(name), "{fault}");
+        }
     }
 }

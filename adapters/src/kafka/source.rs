@@ -1,4 +1,8 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
 
 use rdkafka::{
     Offset, TopicPartitionList,
@@ -9,13 +13,15 @@ use rdkafka::{
 
 use super::{
     Event, KafkaConfig, KafkaFault, Reader, TopicPartition,
-    context::{Context, event, readable},
+    context::{Context, event, readable, refusal},
 };
 
 /// How long one question to a broker may take.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Events that one poll of the client library may swallow before the next one is looked at.
 const POLLS: usize = 16;
+/// How long a commit under way is waited for when the group is left.
+const GOODBYE: Duration = Duration::from_secs(2);
 const START: &str = "oncegate start=";
 
 /// A member of a consumer group. Not for several threads at once: one owner polls and answers.
@@ -25,6 +31,14 @@ pub struct KafkaSource {
     cluster: String,
     topics: Vec<(String, usize)>,
     wake: Arc<dyn Fn() + Send + Sync>,
+    committer: Option<Committer>,
+}
+
+/// Sends commits and waits for their answers: the client library's own callback never comes for a commit that is sent without
+/// waiting.
+struct Committer {
+    queue: mpsc::Sender<Vec<Commit>>,
+    thread: JoinHandle<()>,
 }
 
 impl std::fmt::Debug for KafkaSource {
@@ -67,7 +81,9 @@ impl KafkaSource {
         let mut consumer = consumer.map_err(|error| KafkaFault::from(&error))?;
         let waker = wake.clone();
         consumer.set_nonempty_callback(move || waker());
-        let source = Self { consumer: Arc::new(consumer), config: config.clone(), cluster, topics, wake };
+        let consumer = Arc::new(consumer);
+        let committer = Some(committer(consumer.clone(), wake.clone())?);
+        let source = Self { consumer, config: config.clone(), cluster, topics, wake, committer };
         let names: Vec<&str> = source.topics.iter().map(|(topic, _)| topic.as_str()).collect();
         source.consumer.subscribe(&names).map_err(|error| KafkaFault::from(&error))?;
         Ok(source)
@@ -161,16 +177,17 @@ impl KafkaSource {
     }
 
     /// Sends a commit under the group's generation; its answer comes as [`Event::Committed`].
-    pub fn commit(&self, commits: &[Commit]) -> Result<(), KafkaFault> {
-        let mut list = TopicPartitionList::with_capacity(commits.len());
-        for commit in commits {
-            let mut element = list.add_partition(&commit.at.topic, commit.at.partition);
-            let set = element.set_offset(Offset::Offset(commit.position));
-            set.map_err(|error| KafkaFault::from(&error))?;
-            if let Some(start) = commit.start {
-                element.set_metadata(format!("{START}{start}"));
-            }
+    pub fn commit(&self, commits: Vec<Commit>) {
+        if let Some(committer) = &self.committer {
+            // The thread ends only after this sender is gone.
+            committer.queue.send(commits).ok();
         }
+    }
+
+    /// The last commit before partitions are given back or the group is left: both wait until it is through, and nobody hears of
+    /// its answer.
+    pub fn commit_last(&self, commits: &[Commit]) -> Result<(), KafkaFault> {
+        let list = commit_list(commits).map_err(|error| KafkaFault::from(&error))?;
         self.consumer.commit(&list, CommitMode::Async).map_err(|error| KafkaFault::from(&error))
     }
 
@@ -221,11 +238,52 @@ impl KafkaSource {
     }
 }
 
-/// Leaves the group once the last reader is gone too; commits under way are waited for.
+/// Leaves the group. Readers must be gone before.
 impl Drop for KafkaSource {
     fn drop(&mut self) {
+        // The consumer itself leaves when its last owner drops it: the committer first, then this source.
         self.consumer.client().context().close();
+        let Some(Committer { queue, thread }) = self.committer.take() else { return };
+        drop(queue);
+        let deadline = Instant::now() + GOODBYE;
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if thread.is_finished() && thread.join().is_err() {
+            tracing::error!("the committer's thread has panicked");
+        }
     }
+}
+
+fn committer(
+    consumer: Arc<BaseConsumer<Context>>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+) -> Result<Committer, KafkaFault> {
+    let (queue, commits) = mpsc::channel::<Vec<Commit>>();
+    let thread = std::thread::Builder::new().name("kafka commits".to_owned()).spawn(move || {
+        for commits in commits {
+            let done = commit_list(&commits).and_then(|list| consumer.commit(&list, CommitMode::Sync));
+            let answer = done.map_err(|error| refusal(&error));
+            let answers = commits.into_iter().map(|commit| (commit.at, commit.position, answer.clone()));
+            consumer.client().context().push(Event::Committed(answers.collect()));
+            wake();
+        }
+    });
+    let thread =
+        thread.map_err(|error| KafkaFault::Unavailable(format!("no thread for commits: {error}")))?;
+    Ok(Committer { queue, thread })
+}
+
+fn commit_list(commits: &[Commit]) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(commits.len());
+    for commit in commits {
+        let mut element = list.add_partition(&commit.at.topic, commit.at.partition);
+        element.set_offset(Offset::Offset(commit.position))?;
+        if let Some(start) = commit.start {
+            element.set_metadata(format!("{START}{start}"));
+        }
+    }
+    Ok(list)
 }
 
 fn count_partitions(probe: &BaseConsumer, topic: &str) -> Result<usize, KafkaFault> {

@@ -125,7 +125,8 @@ impl<G: RelayGate> AtWork<'_, G> {
             FromLane::Fenced { reason, .. } => {
                 let position = slot.durable.or(slot.committed).unwrap_or(slot.next);
                 warn!(route = self.gate.route(), partition = %slot.at, reason, "fenced; asking the group who owns the partition");
-                slot.state = State::Proving { position, then: Then::Acquire, again: Instant::now() };
+                let again = Instant::now();
+                slot.state = State::Proving { position, then: Then::Acquire, again, refused: Some(reason) };
             }
             FromLane::Stopped { reason, .. } => {
                 let at = slot.at.clone();

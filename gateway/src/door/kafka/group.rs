@@ -1,6 +1,11 @@
 //! What the consumer group gives and takes.
 
-use std::{future::Future, pin::Pin, task::Context, time::Instant};
+use std::{
+    future::Future,
+    pin::Pin,
+    task::Context,
+    time::{Duration, Instant},
+};
 
 use adapters::kafka::{Event, TopicPartition};
 use tokio::sync::oneshot;
@@ -12,6 +17,9 @@ use super::{
     slot::{Slot, State},
 };
 use crate::lane::ToLane;
+
+/// How long a commit under way is waited for when partitions are given back.
+const LAST_COMMIT: Duration = Duration::from_secs(2);
 
 impl<G: RelayGate> AtWork<'_, G> {
     pub(super) fn serve_group(&mut self) -> Result<(), String> {
@@ -44,13 +52,13 @@ impl<G: RelayGate> AtWork<'_, G> {
                     }
                 }
                 Event::Trouble(reason) => {
-                    if self.trouble.as_ref() != Some(&reason) {
+                    if self.trouble.is_none() {
                         warn!(
                             route = self.gate.route(),
                             reason, "trouble with Kafka; the client tries again"
                         );
-                        self.trouble = Some(reason);
                     }
+                    self.trouble = Some(reason);
                 }
                 Event::Fatal { fenced: true, reason } => {
                     return Err(format!(
@@ -147,7 +155,8 @@ impl<G: RelayGate> AtWork<'_, G> {
                 replies.push(answer);
             }
         }
-        self.leaving = Some(Leaving { partitions, slots, replies, deadline, lost, last });
+        self.leaving =
+            Some(Leaving { partitions, slots, replies, deadline, lost, last, last_commit_by: None });
     }
 
     /// True once the relay holds nothing any more and was to end.
@@ -157,6 +166,15 @@ impl<G: RelayGate> AtWork<'_, G> {
         // A lane that has ended holds nothing.
         leaving.replies.retain_mut(|reply| Pin::new(reply).poll(&mut cx).is_pending());
         if !leaving.replies.is_empty() && now < leaving.deadline {
+            return false;
+        }
+        // A commit that is still under way must not come after the last one.
+        let slots = &self.slots;
+        let commits = leaving
+            .slots
+            .iter()
+            .any(|number| slots.get(number).is_some_and(|slot| slot.committing.is_some()));
+        if commits && now < *leaving.last_commit_by.get_or_insert(now + LAST_COMMIT) {
             return false;
         }
         let late = leaving.replies.len();
@@ -170,8 +188,13 @@ impl<G: RelayGate> AtWork<'_, G> {
         }
         // What the lanes have settled they said before they let go.
         self.hear();
-        if !leaving.lost {
-            self.commit(&|slot| matches!(slot.state, State::Leaving));
+        let commits: Vec<_> =
+            leaving.slots.iter().filter_map(|number| self.slots.get(number)?.commit()).collect();
+        if !leaving.lost
+            && !commits.is_empty()
+            && let Err(fault) = self.source.commit_last(&commits)
+        {
+            warn!(route = self.gate.route(), %fault, "the last offsets are not committed; the sink's positions hold");
         }
         for number in &leaving.slots {
             if let Some(slot) = self.slots.remove(number) {

@@ -9,13 +9,11 @@ use super::{
     RelayGate,
     place::{Placement, Start, place},
     relay::{AtWork, RETRY},
-    slot::{Slot, State, Then},
+    slot::{COMMIT_PATIENCE, State, Then},
 };
 
 /// Before a commit that met a rebalance is sent again.
 const REBALANCE_RETRY: Duration = Duration::from_millis(200);
-/// A commit without an answer counts as lost after so long.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<G: RelayGate> AtWork<'_, G> {
     /// Places at most one partition: it may block for some seconds, and the group has to be served in between.
@@ -28,10 +26,7 @@ impl<G: RelayGate> AtWork<'_, G> {
         });
         let Some((number, position)) = due else { return };
         if let State::Proving { then, .. } = self.slots[&number].state {
-            let position = position.unwrap_or_default();
-            if let Err(fault) = self.prove(number, position, then) {
-                warn!(route = self.gate.route(), %fault, "the group does not take a commit yet");
-            }
+            self.prove(number, position.unwrap_or_default(), then);
         } else if let (Err(fault), Some(slot)) = (self.place(number, position), self.slots.get_mut(&number)) {
             let reason = format!("{}: {fault}", slot.at);
             if slot.state.reason() != Some(&reason) {
@@ -86,38 +81,35 @@ impl<G: RelayGate> AtWork<'_, G> {
         let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
         if slot.proven {
             slot.state = State::Reading;
-            Ok(())
         } else {
-            self.prove(number, from, Then::Read)
+            self.prove(number, from, Then::Read);
         }
+        Ok(())
     }
 
     /// Commits the position under the group's generation: an answer proves that we own the partition (P13).
-    fn prove(&mut self, number: u32, position: i64, then: Then) -> Result<(), KafkaFault> {
-        let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
+    fn prove(&mut self, number: u32, position: i64, then: Then) {
+        let Some(slot) = self.slots.get_mut(&number) else { return };
         let commit = Commit { at: slot.at.clone(), position, start: slot.start };
-        let sent = self.source.commit(&[commit]);
-        let again = Instant::now() + if sent.is_ok() { COMMIT_PATIENCE } else { RETRY };
-        slot.state = State::Proving { position, then, again };
-        sent
+        let now = Instant::now();
+        slot.committing = Some(now);
+        let refused = slot.state.reason().map(str::to_owned);
+        slot.state = State::Proving { position, then, again: now + COMMIT_PATIENCE, refused };
+        self.source.commit(vec![commit]);
     }
 
     /// Sends what the group's offsets have to follow to.
-    pub(super) fn commit(&mut self, which: &dyn Fn(&Slot) -> bool) {
+    pub(super) fn commit(&mut self) {
         let now = Instant::now();
         let mut commits = vec![];
-        for slot in self.slots.values_mut().filter(|slot| which(slot)) {
-            let leaving = matches!(slot.state, State::Leaving);
-            let waiting = slot.committing.is_some_and(|sent| now < sent + COMMIT_PATIENCE);
-            if let Some(commit) = slot.commit().filter(|_| leaving || !waiting) {
+        for slot in self.slots.values_mut().filter(|slot| !slot.awaits_commit(now)) {
+            if let Some(commit) = slot.commit() {
                 slot.committing = Some(now);
                 commits.push(commit);
             }
         }
-        if !commits.is_empty()
-            && let Err(fault) = self.source.commit(&commits)
-        {
-            warn!(route = self.gate.route(), %fault, "offsets are not committed; the next round tries again");
+        if !commits.is_empty() {
+            self.source.commit(commits);
         }
     }
 
@@ -132,41 +124,48 @@ impl<G: RelayGate> AtWork<'_, G> {
         let Some(slot) = self.slots.get_mut(&number) else { return };
         slot.committing = None;
         let proving = match slot.state {
-            State::Proving { position: asked, then, .. } if asked == position => Some((asked, then)),
+            State::Proving { position: asked, then, .. } if asked == position => Some(then),
             _ => None,
         };
-        let later = |after: Duration| {
-            proving.map(|(position, then)| State::Proving { position, then, again: Instant::now() + after })
+        let prove = |then: Then, after: Duration, refused: Option<String>| State::Proving {
+            position,
+            then,
+            again: Instant::now() + after,
+            refused,
         };
-        match answer {
-            Ok(()) => {
+        match (answer, proving) {
+            (Ok(()), Some(then)) => {
                 slot.committed = Some(position);
-                match proving {
-                    Some((_, Then::Read)) => {
+                match then {
+                    Then::Read => {
                         slot.proven = true;
                         slot.state = State::Reading;
                     }
-                    Some((_, Then::Acquire)) => self.acquire(&[number]),
-                    None => {}
+                    Then::Acquire => self.acquire(&[number]),
                 }
             }
-            Err(CommitRefusal::Zombie(reason))
-                if !matches!(slot.state, State::Leaving | State::Stopped { .. }) =>
-            {
-                let reason = format!(
-                    "{at}: fenced by the consumer group, which has gone on without this member: {reason}"
-                );
-                self.stop(number, at, reason);
-            }
-            Err(CommitRefusal::Rebalancing) => {
-                if let Some(again) = later(REBALANCE_RETRY) {
-                    slot.state = again;
+            (Ok(()), None) => slot.committed = Some(position),
+            (Err(CommitRefusal::Fenced(reason)), _) => {
+                if !matches!(slot.state, State::Leaving | State::Stopped { .. }) {
+                    self.stop(number, at, format!("{at}: fenced by the consumer group: {reason}"));
                 }
             }
-            Err(CommitRefusal::Other(reason) | CommitRefusal::Zombie(reason)) => {
+            (Err(CommitRefusal::OldGeneration(reason)), proving) => {
+                // Put out of the group, or only overtaken by a rebalance: nothing is read until that is known. If we are out, the
+                // group's word that the partition is lost comes soon.
+                let reason = format!("{at}: the consumer group does not confirm this member: {reason}");
+                if let Some(then) = proving.or(matches!(slot.state, State::Reading).then_some(Then::Read)) {
+                    warn!(route = self.gate.route(), reason, "not reading until the group confirms");
+                    slot.state = prove(then, REBALANCE_RETRY, Some(reason));
+                }
+            }
+            (Err(CommitRefusal::Rebalancing), Some(then)) => slot.state = prove(then, REBALANCE_RETRY, None),
+            (Err(CommitRefusal::Rebalancing), None) => {}
+            (Err(CommitRefusal::Other(reason)), proving) => {
                 warn!(route = self.gate.route(), partition = %at, reason, "offsets are not committed");
-                if let Some(again) = later(RETRY) {
-                    slot.state = again;
+                if let Some(then) = proving {
+                    slot.state =
+                        prove(then, RETRY, Some(format!("{at}: offsets cannot be committed: {reason}")));
                 }
             }
         }

@@ -111,6 +111,8 @@ pub(super) struct Leaving {
     pub(super) slots: Vec<u32>,
     pub(super) replies: Vec<oneshot::Receiver<()>>,
     pub(super) deadline: Instant,
+    /// Set once the lanes have let go.
+    pub(super) last_commit_by: Option<Instant>,
     /// Another member may own them already.
     pub(super) lost: bool,
     /// Not the group's wish but ours: the relay ends.
@@ -194,7 +196,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             let now = Instant::now();
             if now >= self.committed_at + self.options.commit_every {
                 self.committed_at = now;
-                self.commit(&|_| true);
+                self.commit();
             }
             if now >= self.published_at + STATUS_EVERY {
                 self.publish(Phase::Running);
@@ -216,7 +218,8 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             State::Proving { again, .. } => Some(again),
             State::Reading | State::Stopped { .. } | State::Leaving => None,
         });
-        let deadline = self.leaving.as_ref().map(|leaving| leaving.deadline);
+        let deadline =
+            self.leaving.as_ref().map(|leaving| leaving.last_commit_by.unwrap_or(leaving.deadline));
         let until = slots.chain(deadline).map(|at| at.saturating_duration_since(now)).min();
         until.map_or(NAP, |until| until.min(NAP))
     }

@@ -1,10 +1,13 @@
 //! One partition that the group gave us.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adapters::kafka::{Commit, Reader, TopicPartition};
 
 use crate::lane::FromLane;
+
+/// A commit without an answer counts as lost after so long.
+pub(super) const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) enum State {
     /// The lane is asked to take the shard over; again at `again` if it could not.
@@ -12,7 +15,7 @@ pub(super) enum State {
     /// To be read from `position`, or from the route's start. Not before `at` (a broker did not answer).
     Placing { position: Option<i64>, at: Instant, reason: Option<String> },
     /// A commit of `position` is under way that proves the group's generation; sent again at `again`.
-    Proving { position: i64, then: Then, again: Instant },
+    Proving { position: i64, then: Then, again: Instant, refused: Option<String> },
     /// Records come.
     Reading,
     /// For good, until the next assignment.
@@ -47,7 +50,8 @@ impl State {
         match self {
             Self::Acquiring { reason, .. } | Self::Placing { reason, .. } => reason.as_deref(),
             Self::Stopped { reason } => Some(reason),
-            Self::Proving { .. } | Self::Reading | Self::Leaving => None,
+            Self::Proving { refused, .. } => refused.as_deref(),
+            Self::Reading | Self::Leaving => None,
         }
     }
 }
@@ -100,6 +104,11 @@ impl Slot {
             end: None,
             early: vec![],
         }
+    }
+
+    /// Whether an answer to a commit may still come.
+    pub(super) fn awaits_commit(&self, now: Instant) -> bool {
+        self.committing.is_some_and(|sent| now < sent + COMMIT_PATIENCE)
     }
 
     /// What the group's offset has to follow to, if anything.
