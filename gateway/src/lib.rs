@@ -3,6 +3,7 @@
 pub mod admin;
 mod clock;
 pub mod config;
+pub mod cli;
 pub mod door;
 pub mod gate;
 pub mod key;
@@ -12,3 +13,4 @@ pub mod metrics;
 pub mod naming;
 pub mod outcome;
 mod route;
+pub mod serve;

@@ -95,6 +95,24 @@ pub struct Chunk {
     pub records: Vec<Named>,
 }
 
+impl Named {
+    /// A record that was not even looked at.
+    pub fn unwritable(record: &Record<'_>, problem: Problem) -> Self {
+        Self {
+            fingerprint: None,
+            digest: Digest(0),
+            event_ms: record.arrival_us / 1_000,
+            kind: RowKind::Write,
+            payload: None,
+            row: 0..0,
+            row_key: 0..0,
+            shard: 0,
+            position: record.kafka.map(|kafka| kafka.offset),
+            problem: Some(Box::new(problem)),
+        }
+    }
+}
+
 impl Chunk {
     /// The bytes of one of the chunk's ranges.
     pub fn slice(&self, range: &Range<u32>) -> &[u8] {
