@@ -1,1 +1,81 @@
-fn main() {}
+//! Benchmarks. Each prints one table from one run: arm, figure, unit, ratio to each rival, whether the result was checked right.
+//!
+//! `cargo run --release -p benches -- list`
+
+mod http;
+mod relay;
+mod report;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+#[derive(Parser)]
+#[command(name = "benches")]
+struct Arguments {
+    #[command(subcommand)]
+    bench: Bench,
+    /// How much to run.
+    #[arg(long, value_enum, default_value_t = Scale::Small, global = true)]
+    scale: Scale,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Text, global = true)]
+    format: Format,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Names the benches.
+    List,
+    /// Kafka to Postgres, against COPY and staged ON CONFLICT.
+    Relay {
+        /// Only arms whose name holds this.
+        #[arg(long, default_value = "")]
+        arm: String,
+    },
+    /// The HTTP door: single writes against pgbench, copies against a bare hyper echo, NDJSON against SQLite's own rate.
+    Http {
+        /// Only arms whose name holds this.
+        #[arg(long, default_value = "")]
+        arm: String,
+    },
+}
+
+/// How much a bench runs.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scale {
+    /// A few minutes on 2 cores.
+    Small,
+    /// The figures of the issue.
+    Full,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let report = runtime.block_on(async {
+        match &arguments.bench {
+            Bench::List => {
+                println!("relay\nhttp");
+                None
+            }
+            Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
+            Bench::Http { arm } => Some(http::run(arguments.scale, arm).await),
+        }
+    });
+    if let Some(report) = report {
+        match arguments.format {
+            Format::Text => report.print_text(),
+            Format::Json => report.print_json(),
+        }
+        if !report.correct() {
+            std::process::exit(1);
+        }
+    }
+    // Threads of clients that are still at rest need no farewell.
+    std::process::exit(0);
+}

@@ -100,13 +100,13 @@ impl Submit for RouteDoor {
 
     fn name(&self, record: &Record<'_>, chunk: &mut Chunk) {
         match self.gate.get() {
-            Some(gate) => gate.name(record, chunk),
+            Some(gate) => Submit::name(gate, record, chunk),
             None => chunk.records.push(Named::unwritable(record, self.unavailable())),
         }
     }
 
     fn arrival_us(&self) -> i64 {
-        self.gate.get().map_or_else(crate::clock::wall_us, Gate::arrival_us)
+        self.gate.get().map_or_else(crate::clock::wall_us, Submit::arrival_us)
     }
 
     fn peek(&self, chunk: &Chunk) -> Option<Vec<Answer>> {

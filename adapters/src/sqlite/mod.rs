@@ -121,3 +121,11 @@ impl Sink for SqliteSink {
         Box::new(session::SqliteSession::new(self.config.clone(), self.probed.clone(), route, owner))
     }
 }
+
+/// How many rows a table has, and how many distinct values a column: for a look from outside (quickstart).
+pub fn count_distinct(path: &std::path::Path, table: &str, column: &str) -> Result<(u64, u64), rusqlite::Error> {
+    let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+    let query = format!("SELECT count(*), count(DISTINCT {}) FROM {}", quoted(column), quoted(table));
+    let connection = rusqlite::Connection::open(path)?;
+    connection.query_row(&query, [], |row| Ok((row.get(0)?, row.get(1)?)))
+}

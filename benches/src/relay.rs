@@ -1,0 +1,275 @@
+//! Kafka to Postgres against raw binary COPY of the same distinct rows, and against staged `ON CONFLICT`.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use adapters::{
+    kafka::KafkaConfig,
+    postgres::{PostgresConfig, PostgresSink},
+    sink::{Encode, Mode, RowKind, Sink},
+    value::Value,
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::SinkExt;
+use oncegate::{
+    door::kafka::{Relay, RelayOptions},
+    gate::Gate,
+    key::{KeySpec, Pointer},
+    lane::Rules,
+    naming::{EventTime, NamingRules},
+    outcome::Outcome,
+};
+use oncegate_tests::{
+    servers::{Kafka, Postgres, Produced},
+    workload::{Change, Mode as Kind, Workload, orders_table},
+};
+use tokio_postgres::Client;
+
+use crate::{
+    Scale,
+    report::{Report, Row},
+};
+
+const ROWS_A_TRANSACTION: usize = 10_000;
+const COPY_HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
+
+pub(crate) async fn run(scale: Scale, only: &str) -> Report {
+    let records = if scale == Scale::Full { 1_000_000 } else { 300_000 };
+    let mut report = Report::new("relay");
+    report.rivals = vec![
+        ("insert, 1 lane", "oncegate", "copy", 1.0),
+        ("insert, 2 lanes", "oncegate", "copy", 0.95),
+        ("upsert, 1 lane", "oncegate", "staged on conflict", 0.9),
+    ];
+    let postgres = Postgres::start();
+    let kafka = Kafka::start();
+    let until = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros()).expect("this era");
+    let inserts = Workload::generate(Kind::Insert, 1, records, 20, until);
+    let upserts = Workload::generate(Kind::Upsert, 2, records, 20, until);
+    let wanted = |arm: &str| only.is_empty() || arm.contains(only);
+    for (figure, kind, partitions, workload) in [
+        ("insert, 1 lane", Mode::Insert, 1, &inserts),
+        ("insert, 2 lanes", Mode::Insert, 2, &inserts),
+        ("upsert, 1 lane", Mode::Upsert, 1, &upserts),
+    ] {
+        if !wanted(figure) {
+            continue;
+        }
+        let bench = Bench { postgres: &postgres, kafka: &kafka, figure, mode: kind, partitions, workload };
+        report.rows.push(bench.rival().await);
+        report.rows.push(bench.oncegate().await);
+        report.rows.push(bench.rival_again().await);
+    }
+    report
+}
+
+struct Bench<'a> {
+    postgres: &'a Postgres,
+    kafka: &'a Kafka,
+    figure: &'static str,
+    mode: Mode,
+    partitions: u32,
+    workload: &'a Workload,
+}
+
+impl Bench<'_> {
+    fn database(&self, arm: &str) -> String {
+        format!("{}_{arm}", self.figure.replace([' ', ','], "_"))
+    }
+
+    async fn rival(&self) -> Row {
+        self.rival_named("copy", "staged on conflict", "a").await
+    }
+
+    /// The rival a second time: its own spread.
+    async fn rival_again(&self) -> Row {
+        self.rival_named("copy (again)", "staged on conflict (again)", "b").await
+    }
+
+    async fn rival_named(&self, copy: &'static str, staged: &'static str, run: &str) -> Row {
+        let database = self.database(&format!("rival_{run}"));
+        let client = self.postgres.database(&database, &orders_table("orders")).await;
+        let sink = self.sink(&database);
+        let encoder = sink.probe().await.expect("the table fits");
+        // As in the relay: first copies only for COPY; for the upsert all changes that are not copies.
+        let mut known = std::collections::HashSet::new();
+        let distinct: Vec<&Change> =
+            self.workload.sent.iter().filter(|change| known.insert((change.order_id(), change.updated_us()))).collect();
+        let rows = distinct.len();
+        let mut parts: Vec<Vec<Vec<Bytes>>> = vec![Vec::new(); self.partitions as usize];
+        for (at, part) in parts.iter_mut().enumerate() {
+            let own: Vec<&Change> = distinct
+                .iter()
+                .copied()
+                .filter(|change| change.produced(self.partitions).partition == i32::try_from(at).expect("few"))
+                .collect();
+            for chunk in own.chunks(ROWS_A_TRANSACTION) {
+                part.push(encode(&*encoder, chunk));
+            }
+        }
+        let started = Instant::now();
+        let mut tasks = Vec::new();
+        for part in parts {
+            let client = self.postgres.connect(&database).await.expect("Postgres answers");
+            let mode = self.mode;
+            tasks.push(tokio::spawn(async move {
+                for chunk in part {
+                    match mode {
+                        Mode::Insert => copy_into(&client, "orders", chunk).await,
+                        _ => staged_upsert(&client, chunk).await,
+                    }
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.expect("the rival works");
+        }
+        let took = started.elapsed();
+        let correct = self.check(&client).await;
+        Row {
+            figure: self.figure,
+            arm: if self.mode == Mode::Insert { copy } else { staged },
+            value: rows as f64 / took.as_secs_f64(),
+            unit: "rows/s",
+            correct,
+            note: format!("{rows} rows in {took:.1?}"),
+        }
+    }
+
+    async fn oncegate(&self) -> Row {
+        let database = self.database("gate");
+        let client = self.postgres.database(&database, &orders_table("orders")).await;
+        let topic = self.database("topic");
+        self.kafka.topic(&topic, i32::try_from(self.partitions).expect("few")).await;
+        let records: Vec<Produced> = self.workload.sent.iter().map(|change| change.produced(self.partitions)).collect();
+        let count = records.len();
+        self.kafka.produce(&topic, records);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let hour = 3_600_000;
+        let store = dedup_store::Store::open(
+            folder.path(),
+            dedup_store::StoreOptions {
+                window_ms: 24 * hour,
+                lateness_ms: hour,
+                idle_after_ms: 30_000,
+                max_disk_bytes: 1 << 40,
+                max_memory_bytes: 1 << 34,
+                commit_interval_ms: 200,
+            },
+        )
+        .expect("a store");
+        let keys: &[&str] = if self.mode == Mode::Insert { &["/order_id"] } else { &["/order_id", "/updated_at"] };
+        let mut naming = NamingRules::new(KeySpec::pointers(keys.iter().copied()).expect("a key spec"));
+        naming.event_time = EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
+        let gate = Gate::builder(store)
+            .name("orders")
+            .naming(naming)
+            .sink(Arc::new(self.sink(&database)))
+            .rules(Rules { lateness_ms: hour, ..Rules::default() })
+            .lanes(1, self.partitions)
+            .build()
+            .await
+            .unwrap_or_else(|fault| panic!("{fault}"));
+        let started = Instant::now();
+        let config = KafkaConfig::new(&self.kafka.brokers(), &[&topic], "bench");
+        let events = gate.take_events().expect("given out once");
+        let relay = Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
+        let done = |gate: &Gate| -> u64 { Outcome::ALL.iter().map(|&outcome| gate.metrics().counted(outcome)).sum() };
+        let mut first = None;
+        while done(&gate) < count as u64 {
+            if first.is_none() && done(&gate) > 0 {
+                first = Some((Instant::now(), done(&gate)));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert!(started.elapsed() < Duration::from_secs(300), "stuck at {} of {count}", done(&gate));
+        }
+        let took = started.elapsed();
+        // Joining the group takes as long as it takes, once; the rate is that of the work.
+        let (from, at_first) = first.expect("some records were counted");
+        let rate = (count as u64 - at_first) as f64 / from.elapsed().as_secs_f64();
+        relay.stop().await;
+        gate.close().await;
+        let correct = self.check(&client).await;
+        Row {
+            figure: self.figure,
+            arm: "oncegate",
+            value: rate,
+            unit: "records/s",
+            correct,
+            note: format!("{count} records in {took:.1?} from the start of the relay"),
+        }
+    }
+
+    fn sink(&self, database: &str) -> PostgresSink {
+        let config = PostgresConfig {
+            mode: self.mode,
+            row_key: vec!["order_id".into()],
+            ..PostgresConfig::new(self.postgres.url(database), "public.orders")
+        };
+        PostgresSink::new(config).unwrap_or_else(|misfit| panic!("{misfit}"))
+    }
+
+    async fn check(&self, client: &Client) -> bool {
+        let model = self.workload.model();
+        let table = oncegate_tests::workload::table_rows(client, "orders").await.expect("the table can be read");
+        let differences = oncegate_tests::workload::differences(&model, &table);
+        differences.iter().take(5).for_each(|difference| eprintln!("{difference}"));
+        differences.is_empty()
+    }
+}
+
+/// Rows in the wire form of binary COPY, in messages of about 64 KiB.
+fn encode(encoder: &dyn Encode, changes: &[&Change]) -> Vec<Bytes> {
+    let mut messages = Vec::new();
+    let mut buffer = BytesMut::from(COPY_HEADER);
+    let (mut row, mut key) = (Vec::new(), Vec::new());
+    for change in changes {
+        let Change::Put(order) = change else { continue };
+        let json = order.json();
+        let members: std::collections::BTreeMap<&str, &serde_json::value::RawValue> =
+            serde_json::from_str(&json).expect("an order is an object");
+        let values: Vec<Value<'_>> =
+            encoder.columns().iter().map(|column| Value::Json(members[column.name.as_str()].get())).collect();
+        row.clear();
+        key.clear();
+        encoder.encode(RowKind::Write, &values, &mut row, &mut key).expect("an order fits");
+        buffer.put_slice(&row);
+        if buffer.len() > 64 << 10 {
+            messages.push(buffer.split().freeze());
+        }
+    }
+    buffer.put_i16(-1);
+    messages.push(buffer.freeze());
+    messages
+}
+
+async fn copy_into(client: &Client, table: &str, chunk: Vec<Bytes>) {
+    let copy = client
+        .copy_in(&format!("COPY {table} (order_id, user_id, amount, currency, status, updated_at, note) FROM STDIN BINARY"))
+        .await
+        .expect("COPY starts");
+    let mut copy = std::pin::pin!(copy);
+    for message in chunk {
+        copy.feed(message).await.expect("COPY takes its rows");
+    }
+    copy.finish().await.expect("COPY ends");
+}
+
+async fn staged_upsert(client: &Client, chunk: Vec<Bytes>) {
+    client
+        .batch_execute("BEGIN; CREATE TEMP TABLE staged (LIKE orders, place bigserial) ON COMMIT DROP")
+        .await
+        .expect("a staged table");
+    copy_into(client, "staged", chunk).await;
+    client
+        .batch_execute(
+            "INSERT INTO orders SELECT DISTINCT ON (order_id) order_id, user_id, amount, currency, status, updated_at, note \
+             FROM staged ORDER BY order_id, place DESC ON CONFLICT (order_id) DO UPDATE SET user_id = excluded.user_id, \
+             amount = excluded.amount, currency = excluded.currency, status = excluded.status, \
+             updated_at = excluded.updated_at, note = excluded.note; COMMIT",
+        )
+        .await
+        .expect("the upsert works");
+}
