@@ -2,82 +2,28 @@
 
 use std::{
     net::SocketAddr,
-    path::PathBuf,
+    path::Path,
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
 
-use adapters::sink::Sink;
-use dedup_store::{Store, StoreOptions};
+use adapters::{dead_letters::DeadLetterFile, sink::Sink, sqlite::SqliteSink};
+use dedup_store::Store;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::{
     admin::Admin,
-    door::{HttpLimits, Submit, http::{Draining, HttpDoor, HttpOptions}},
+    config::{Config, DeadLettersTo, RouteConfig, SinkConfig, StoreConfig, Target},
+    door::{HttpLimits, Submit, http::{Draining, HttpDoor}},
     gate::{BuildError, Gate, LettersOf},
-    lane::Rules,
     metrics::Metrics,
-    naming::{Chunk, Named, NamingRules, Record},
+    naming::{Chunk, Named, Record},
     outcome::{Answer, Outcome, Problem},
 };
 #[cfg(feature = "kafka")]
-use crate::door::kafka::{Relay, RelayGate, RelayOptions};
-
-/// What a process serves.
-pub struct Plan {
-    /// The HTTP door's address.
-    pub listen: SocketAddr,
-    /// The admin listener's address.
-    pub admin_listen: SocketAddr,
-    /// Bounds of the HTTP door.
-    pub http: HttpOptions,
-    /// This instance's name in the sinks' shard rows, if it is not to be made once and kept beside the stores.
-    pub instance: Option<String>,
-    /// Where the stores are kept, one folder a route.
-    pub store: PathBuf,
-    /// The routes.
-    pub routes: Vec<RoutePlan>,
-}
-
-/// What one route is made of.
-pub struct RoutePlan {
-    /// Its name.
-    pub name: String,
-    /// Where its rows go.
-    pub sink: Arc<dyn Sink>,
-    /// How records become names and rows.
-    pub naming: NamingRules,
-    /// What happens to them.
-    pub rules: Rules,
-    /// Lanes of the HTTP door.
-    pub call_lanes: u32,
-    /// Bounds of its HTTP requests.
-    pub limits: HttpLimits,
-    /// How its store is kept.
-    pub store: StoreOptions,
-    /// See [`crate::gate::GateBuilder::hash_secret`].
-    pub secret: Option<[u8; 192]>,
-    /// See [`crate::gate::GateBuilder::untrusted_keys`].
-    pub untrusted_keys: bool,
-    /// Where dead letters go, if not beside the rows.
-    pub letters: Option<LettersOf>,
-    /// The relay, if there is one.
-    #[cfg(feature = "kafka")]
-    pub relay: Option<RelayPlan>,
-}
-
-/// A route's relay.
-#[cfg(feature = "kafka")]
-pub struct RelayPlan {
-    /// The group and what it reads.
-    pub source: adapters::kafka::KafkaConfig,
-    /// How it reads.
-    pub options: RelayOptions,
-    /// Its lanes.
-    pub lanes: u32,
-}
+use crate::door::kafka::{Relay, RelayGate};
 
 /// A route as the HTTP door sees it, also before it is ready.
 struct RouteDoor {
@@ -88,6 +34,15 @@ struct RouteDoor {
 }
 
 impl RouteDoor {
+    fn starting(route: &RouteConfig) -> Arc<Self> {
+        Arc::new(Self {
+            name: route.name.clone(),
+            limits: route.http.clone(),
+            gate: OnceLock::new(),
+            waiting: Mutex::new("the route is starting".into()),
+        })
+    }
+
     fn unavailable(&self) -> Problem {
         Problem::Unavailable(self.waiting.lock().clone())
     }
@@ -159,9 +114,9 @@ impl RelayGate for Gate {
     }
 }
 
-/// Serves `plan` until SIGTERM or Ctrl-C. Status 1 if something cannot start: everything that does not fit is printed.
-pub async fn serve(plan: Plan) -> ExitCode {
-    match try_serve(plan).await {
+/// Serves what `config` says until SIGTERM or Ctrl-C. Status 1 if something cannot start: everything that does not fit is printed.
+pub async fn serve(config: Config) -> ExitCode {
+    match try_serve(config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(faults) => {
             for fault in faults {
@@ -173,117 +128,124 @@ pub async fn serve(plan: Plan) -> ExitCode {
     }
 }
 
-async fn try_serve(plan: Plan) -> Result<(), Vec<String>> {
+async fn try_serve(config: Config) -> Result<(), Vec<String>> {
     let metrics = Arc::new(Metrics::new());
     let draining = Draining::default();
-    let owner = match plan.instance {
-        Some(name) => name,
-        None => instance(&plan.store).map_err(|fault| vec![fault])?,
+    let owner = match &config.server.instance {
+        Some(name) => name.clone(),
+        None => instance(&config.store.path).map_err(|fault| vec![fault])?,
     };
-    let doors: Vec<Arc<RouteDoor>> = plan
-        .routes
-        .iter()
-        .map(|route| {
-            Arc::new(RouteDoor {
-                name: route.name.clone(),
-                limits: route.limits.clone(),
-                gate: OnceLock::new(),
-                waiting: Mutex::new("the route is starting".into()),
-            })
-        })
-        .collect();
-    let (stop, stopped) = watch::channel(false);
-    let bound = |what: &str, address: SocketAddr, fault: std::io::Error| {
-        vec![format!("{what} {address}: {fault}; free the port or change the address")]
-    };
-    let mut admin = Admin::bind(plan.admin_listen, metrics.clone(), draining.clone())
-        .map_err(|fault| bound("server.admin_listen", plan.admin_listen, fault))?;
-    for door in &doors {
-        let door = door.clone();
-        admin = admin.check(format!("route {}", door.name), move || door.not_ready());
-    }
-    let http = HttpDoor::bind(plan.listen, plan.http, doors.iter().cloned(), metrics.clone(), draining.clone())
-        .map_err(|fault| bound("server.listen", plan.listen, fault))?;
+    let doors: Vec<Arc<RouteDoor>> = config.routes.values().map(RouteDoor::starting).collect();
     let relays: Arc<Relays> = Arc::default();
-    let theirs = relays.clone();
-    admin = admin.check("relays", move || theirs.not_ready());
+    let (stop, stopped) = watch::channel(false);
     let (admin_stop, admin_stopped) = watch::channel(false);
-    let admin = tokio::spawn(admin.serve(seen(admin_stopped)));
-    let http = tokio::spawn(http.serve(seen(stopped)));
-    info!(listen = %plan.listen, admin_listen = %plan.admin_listen, instance = owner, "serving");
+    let bound = |what: &str, address: SocketAddr, fault: std::io::Error| {
+        vec![format!("server.{what} = {address}: {fault}; free the port or change the address")]
+    };
+    let mut listeners = tokio::task::JoinSet::new();
+    let admin = match config.server.admin_listen {
+        Some(address) => {
+            let admin = Admin::bind(address, metrics.clone(), draining.clone());
+            let mut admin = admin.map_err(|fault| bound("admin_listen", address, fault))?;
+            for door in &doors {
+                let door = door.clone();
+                admin = admin.check(format!("route {}", door.name), move || door.not_ready());
+            }
+            let theirs = relays.clone();
+            Some(tokio::spawn(admin.check("relays", move || theirs.not_ready()).serve(seen(admin_stopped))))
+        }
+        None => None,
+    };
+    if let Some(address) = config.server.listen {
+        let http = config.server.http.clone();
+        let http = HttpDoor::bind(address, http, doors.iter().cloned(), metrics.clone(), draining.clone());
+        listeners.spawn(http.map_err(|fault| bound("listen", address, fault))?.serve(seen(stopped)));
+    }
+    info!(listen = ?config.server.listen, admin_listen = ?config.server.admin_listen, instance = owner, "serving");
 
     let mut starting = tokio::task::JoinSet::new();
-    for (route, door) in plan.routes.into_iter().zip(doors.clone()) {
-        let (owner, metrics, relays, store) = (owner.clone(), metrics.clone(), relays.clone(), plan.store.clone());
-        starting.spawn(async move { start(route, &door, owner, &metrics, &store, &relays).await });
+    for (route, door) in config.routes.into_values().zip(doors.clone()) {
+        let (owner, metrics, relays, store) = (owner.clone(), metrics.clone(), relays.clone(), config.store.clone());
+        let sink = config.sinks[&route.sink].clone();
+        starting.spawn(async move { start(route, sink, &door, owner, &metrics, &store, &relays).await });
     }
     let mut signals = std::pin::pin!(signal());
-    let mut faults = Vec::new();
-    let ended = loop {
+    let mut faults: Vec<String> = Vec::new();
+    loop {
         tokio::select! {
             Some(started) = starting.join_next() => match started {
                 Ok(Ok(())) => {}
-                Ok(Err(fault)) => faults.extend(fault),
+                Ok(Err(theirs)) => faults.extend(theirs),
                 Err(fault) => faults.push(fault.to_string()),
             },
-            ended = &mut signals => break ended,
+            ended = &mut signals => {
+                match ended {
+                    Ok(what) => info!("{what}: draining"),
+                    Err(fault) => faults.push(fault),
+                }
+                break;
+            }
         }
-        if starting.is_empty() && !faults.is_empty() {
-            break Err(String::new());
+        // Each route has said what does not fit; a route that waits for another owner is not waited for.
+        if !faults.is_empty() {
+            while let Some(Ok(Err(theirs))) = starting.try_join_next() {
+                faults.extend(theirs);
+            }
+            break;
         }
-    };
-    if let Ok(what) = &ended {
-        info!("{what}: draining");
     }
     starting.abort_all();
-    // The doors first, so that nothing new comes in; then lanes, which end with their last batch; the admin listener last.
+    // The doors first, so that nothing new comes in; then the relays, whose lanes must still work; the admin listener last.
+    draining.begin();
     stop.send_replace(true);
-    match http.await {
-        Ok(drained) if drained.cut_off > 0 => warn!(requests = drained.cut_off, "cut off at the drain deadline"),
-        Ok(_) => {}
-        Err(fault) => faults.push(fault.to_string()),
+    while let Some(drained) = listeners.join_next().await {
+        match drained {
+            Ok(drained) if drained.cut_off > 0 => warn!(requests = drained.cut_off, "cut off at the drain deadline"),
+            Ok(_) => {}
+            Err(fault) => faults.push(fault.to_string()),
+        }
     }
     relays.stop().await;
     for gate in doors.iter().filter_map(|door| door.gate.get()) {
         gate.close().await;
     }
     admin_stop.send_replace(true);
-    drop(admin.await);
+    if let Some(admin) = admin {
+        // It serves no records: however it ended, nothing is lost.
+        drop(admin.await);
+    }
     info!("ended");
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
 /// Starts one route: its store, its gate, its relay.
 async fn start(
-    route: RoutePlan,
+    route: RouteConfig,
+    sink: SinkConfig,
     door: &Arc<RouteDoor>,
     owner: String,
     metrics: &Arc<Metrics>,
-    stores: &std::path::Path,
+    stores: &StoreConfig,
     relays: &Relays,
 ) -> Result<(), Vec<String>> {
     let named = |fault: &dyn std::fmt::Display| format!("route {:?}: {fault}", route.name);
-    let folder = stores.join(&route.name);
-    let options = route.store.clone();
-    let opened = tokio::task::spawn_blocking(move || Store::open(&folder, options)).await;
-    let store = match opened {
-        Ok(Ok(store)) => store,
-        Ok(Err(fault)) => return Err(vec![named(&fault)]),
-        Err(fault) => return Err(vec![named(&fault)]),
-    };
-    #[cfg(feature = "kafka")]
-    let relay_lanes = route.relay.as_ref().map_or(0, |relay| relay.lanes);
-    #[cfg(not(feature = "kafka"))]
-    let relay_lanes = 0;
+    let (folder, options) = (stores.path.join(&route.name), route.store(stores));
+    let in_memory = stores.in_memory;
+    let opened = tokio::task::spawn_blocking(move || {
+        if in_memory { Ok(Store::in_memory(options)) } else { Store::open(&folder, options) }
+    });
+    let store = opened.await.map_err(|fault| vec![named(&fault)])?.map_err(|fault| vec![named(&fault)])?;
+    let sink = sink_of(&sink).map_err(|fault| vec![named(&fault)])?;
     let waiting = door.clone();
     let mut builder = Gate::builder(store)
         .name(&route.name)
         .owner(owner)
-        .naming(route.naming)
-        .sink(route.sink)
-        .rules(route.rules)
-        .lanes(route.call_lanes, relay_lanes)
-        .limits(route.limits)
+        .naming(route.naming.clone())
+        .sink(sink)
+        .rules(route.rules.clone())
+        .lanes(route.lanes.http, relay_lanes(&route))
+        .limits(route.http.clone())
+        .answer_timeout(route.answer_timeout)
         .untrusted_keys(route.untrusted_keys)
         .metrics(metrics.route(&route.name))
         .on_wait(move |reason| {
@@ -293,10 +255,10 @@ async fn start(
                 *waiting = reason;
             }
         });
-    if let Some(secret) = route.secret {
-        builder = builder.hash_secret(secret);
+    if let Some(secret) = &route.hash_secret {
+        builder = builder.hash_secret(secret.0);
     }
-    if let Some(letters) = route.letters {
+    if let Some(letters) = letters_of(&route).map_err(|fault| vec![named(&fault)])? {
         builder = builder.dead_letters(letters);
     }
     let gate = match builder.build().await {
@@ -304,16 +266,58 @@ async fn start(
         Err(BuildError(misfits)) => return Err(misfits.iter().map(|misfit| named(misfit)).collect()),
     };
     #[cfg(feature = "kafka")]
-    if let Some(relay) = route.relay
-        && let Some(events) = gate.take_events()
-    {
-        let started = Relay::start(Arc::new(gate.clone()), relay.source, relay.options, events);
+    if let (Some(relay), Some(events)) = (&route.relay, gate.take_events()) {
+        let started =
+            Relay::start(Arc::new(gate.clone()), relay.kafka(), relay.relay(route.skip_gaps), events);
         relays.add(started.map_err(|fault| vec![named(&fault)])?);
     }
     #[cfg(not(feature = "kafka"))]
     let _ = relays;
     door.gate.set(gate).ok();
     Ok(())
+}
+
+/// As many relay lanes as are asked for, else one a core; a lane without partitions costs nothing.
+fn relay_lanes(route: &RouteConfig) -> u32 {
+    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    route.relay.as_ref().map_or(0, |_| route.lanes.relay.unwrap_or_else(cores))
+}
+
+fn sink_of(config: &SinkConfig) -> Result<Arc<dyn Sink>, String> {
+    match &config.target {
+        Target::Sqlite { .. } => {
+            let config = config.sqlite().ok_or("not a SQLite sink")?;
+            Ok(Arc::new(SqliteSink::new(config)))
+        }
+        #[cfg(feature = "postgres")]
+        Target::Postgres { .. } => {
+            let config = config.postgres().ok_or("not a Postgres sink")?;
+            let sink = adapters::postgres::PostgresSink::new(config).map_err(|misfit| misfit.to_string())?;
+            Ok(Arc::new(sink))
+        }
+        #[cfg(not(feature = "postgres"))]
+        Target::Postgres { .. } => Err("this build leaves Postgres out; build with the feature `postgres`".into()),
+    }
+}
+
+/// The keeper of a route's dead letters, if they do not go beside the rows.
+fn letters_of(route: &RouteConfig) -> Result<Option<LettersOf>, String> {
+    match &route.dead_letters {
+        DeadLettersTo::Sink | DeadLettersTo::Stop => Ok(None),
+        DeadLettersTo::File(path) => {
+            let file = DeadLetterFile::open(path).map_err(|fault| fault.to_string())?;
+            Ok(Some(Box::new(move || Box::new(file.clone()))))
+        }
+        #[cfg(feature = "kafka")]
+        DeadLettersTo::Topic(topic) => {
+            let relay = route.relay.as_ref().ok_or("dead letters go to a topic, but there is no relay")?;
+            let letters = adapters::kafka::DeadLetterTopic::new(&relay.brokers, topic, &relay.options)
+                .map_err(|fault| fault.to_string())?;
+            Ok(Some(Box::new(move || Box::new(letters.clone()))))
+        }
+        #[cfg(not(feature = "kafka"))]
+        DeadLettersTo::Topic(_) => Err("this build leaves Kafka out; build with the feature `kafka`".into()),
+    }
 }
 
 /// The relays at work.
@@ -349,7 +353,7 @@ impl Relays {
 }
 
 /// This instance's name: made once, kept beside the stores, whose locks make sure that no two processes bear it.
-fn instance(stores: &std::path::Path) -> Result<String, String> {
+fn instance(stores: &Path) -> Result<String, String> {
     let path = stores.join("instance");
     let named = |fault: std::io::Error| format!("{}: {fault}; store.path must be a folder that can be written", path.display());
     match std::fs::read_to_string(&path) {
