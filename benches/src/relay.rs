@@ -45,7 +45,8 @@ pub(crate) async fn run(scale: Scale, only: &str) -> Report {
     ];
     let postgres = Postgres::start();
     let kafka = Kafka::start();
-    let until = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros()).expect("this era");
+    let until = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros())
+        .expect("this era");
     let inserts = Workload::generate(Kind::Insert, 1, records, 20, until);
     let upserts = Workload::generate(Kind::Upsert, 2, records, 20, until);
     let wanted = |arm: &str| only.is_empty() || arm.contains(only);
@@ -95,15 +96,21 @@ impl Bench<'_> {
         let encoder = sink.probe().await.expect("the table fits");
         // As in the relay: first copies only for COPY; for the upsert all changes that are not copies.
         let mut known = std::collections::HashSet::new();
-        let distinct: Vec<&Change> =
-            self.workload.sent.iter().filter(|change| known.insert((change.order_id(), change.updated_us()))).collect();
+        let distinct: Vec<&Change> = self
+            .workload
+            .sent
+            .iter()
+            .filter(|change| known.insert((change.order_id(), change.updated_us())))
+            .collect();
         let rows = distinct.len();
         let mut parts: Vec<Vec<Vec<Bytes>>> = vec![Vec::new(); self.partitions as usize];
         for (at, part) in parts.iter_mut().enumerate() {
             let own: Vec<&Change> = distinct
                 .iter()
                 .copied()
-                .filter(|change| change.produced(self.partitions).partition == i32::try_from(at).expect("few"))
+                .filter(|change| {
+                    change.produced(self.partitions).partition == i32::try_from(at).expect("few")
+                })
                 .collect();
             for chunk in own.chunks(ROWS_A_TRANSACTION) {
                 part.push(encode(&*encoder, chunk));
@@ -143,7 +150,8 @@ impl Bench<'_> {
         let client = self.postgres.database(&database, &orders_table("orders")).await;
         let topic = self.database("topic");
         self.kafka.topic(&topic, i32::try_from(self.partitions).expect("few")).await;
-        let records: Vec<Produced> = self.workload.sent.iter().map(|change| change.produced(self.partitions)).collect();
+        let records: Vec<Produced> =
+            self.workload.sent.iter().map(|change| change.produced(self.partitions)).collect();
         let count = records.len();
         self.kafka.produce(&topic, records);
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -160,9 +168,11 @@ impl Bench<'_> {
             },
         )
         .expect("a store");
-        let keys: &[&str] = if self.mode == Mode::Insert { &["/order_id"] } else { &["/order_id", "/updated_at"] };
+        let keys: &[&str] =
+            if self.mode == Mode::Insert { &["/order_id"] } else { &["/order_id", "/updated_at"] };
         let mut naming = NamingRules::new(KeySpec::pointers(keys.iter().copied()).expect("a key spec"));
-        naming.event_time = EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
+        naming.event_time =
+            EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
         let gate = Gate::builder(store)
             .name("orders")
             .naming(naming)
@@ -175,8 +185,11 @@ impl Bench<'_> {
         let started = Instant::now();
         let config = KafkaConfig::new(&self.kafka.brokers(), &[&topic], "bench");
         let events = gate.take_events().expect("given out once");
-        let relay = Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
-        let done = |gate: &Gate| -> u64 { Outcome::ALL.iter().map(|&outcome| gate.metrics().counted(outcome)).sum() };
+        let relay =
+            Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
+        let done = |gate: &Gate| -> u64 {
+            Outcome::ALL.iter().map(|&outcome| gate.metrics().counted(outcome)).sum()
+        };
         let mut first = None;
         while done(&gate) < count as u64 {
             if first.is_none() && done(&gate) > 0 {
@@ -213,7 +226,8 @@ impl Bench<'_> {
 
     async fn check(&self, client: &Client) -> bool {
         let model = self.workload.model();
-        let table = oncegate_tests::workload::table_rows(client, "orders").await.expect("the table can be read");
+        let table =
+            oncegate_tests::workload::table_rows(client, "orders").await.expect("the table can be read");
         let differences = oncegate_tests::workload::differences(&model, &table);
         differences.iter().take(5).for_each(|difference| eprintln!("{difference}"));
         differences.is_empty()
@@ -247,7 +261,9 @@ fn encode(encoder: &dyn Encode, changes: &[&Change]) -> Vec<Bytes> {
 
 async fn copy_into(client: &Client, table: &str, chunk: Vec<Bytes>) {
     let copy = client
-        .copy_in(&format!("COPY {table} (order_id, user_id, amount, currency, status, updated_at, note) FROM STDIN BINARY"))
+        .copy_in(&format!(
+            "COPY {table} (order_id, user_id, amount, currency, status, updated_at, note) FROM STDIN BINARY"
+        ))
         .await
         .expect("COPY starts");
     let mut copy = std::pin::pin!(copy);

@@ -40,7 +40,9 @@ impl Report {
         self.rivals
             .iter()
             .filter(|(figure, arm, _, _)| *figure == row.figure && *arm == row.arm)
-            .filter_map(|&(figure, _, rival, goal)| Some((rival, row.value / self.value(figure, rival)?, goal)))
+            .filter_map(|&(figure, _, rival, goal)| {
+                Some((rival, row.value / self.value(figure, rival)?, goal))
+            })
             .collect()
     }
 
@@ -68,7 +70,8 @@ impl Report {
 
     pub(crate) fn print_json(&self) {
         for row in &self.rows {
-            let ratios: BTreeMap<&str, f64> = self.ratios(row).into_iter().map(|(rival, ratio, _)| (rival, ratio)).collect();
+            let ratios: BTreeMap<&str, f64> =
+                self.ratios(row).into_iter().map(|(rival, ratio, _)| (rival, ratio)).collect();
             println!(
                 "{}",
                 serde_json::json!({

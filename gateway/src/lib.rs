@@ -1,9 +1,9 @@
 //! Oncegate: a gateway in front of sinks. Writes reach it at least once; each takes effect once.
 
 pub mod admin;
+pub mod cli;
 mod clock;
 pub mod config;
-pub mod cli;
 pub mod door;
 pub mod gate;
 pub mod key;

@@ -13,17 +13,20 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
+#[cfg(feature = "kafka")]
+use crate::door::kafka::{Relay, RelayGate};
 use crate::{
     admin::Admin,
     config::{Config, DeadLettersTo, RouteConfig, SinkConfig, StoreConfig, Target},
-    door::{HttpLimits, Submit, http::{Draining, HttpDoor}},
+    door::{
+        HttpLimits, Submit,
+        http::{Draining, HttpDoor},
+    },
     gate::{BuildError, Gate, LettersOf},
     metrics::Metrics,
     naming::{Chunk, Named, Record},
     outcome::{Answer, Outcome, Problem},
 };
-#[cfg(feature = "kafka")]
-use crate::door::kafka::{Relay, RelayGate};
 
 /// A route as the HTTP door sees it, also before it is ready.
 struct RouteDoor {
@@ -165,7 +168,8 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
 
     let mut starting = tokio::task::JoinSet::new();
     for (route, door) in config.routes.into_values().zip(doors.clone()) {
-        let (owner, metrics, relays, store) = (owner.clone(), metrics.clone(), relays.clone(), config.store.clone());
+        let (owner, metrics, relays, store) =
+            (owner.clone(), metrics.clone(), relays.clone(), config.store.clone());
         let sink = config.sinks[&route.sink].clone();
         starting.spawn(async move { start(route, sink, &door, owner, &metrics, &store, &relays).await });
     }
@@ -200,7 +204,9 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
     stop.send_replace(true);
     while let Some(drained) = listeners.join_next().await {
         match drained {
-            Ok(drained) if drained.cut_off > 0 => warn!(requests = drained.cut_off, "cut off at the drain deadline"),
+            Ok(drained) if drained.cut_off > 0 => {
+                warn!(requests = drained.cut_off, "cut off at the drain deadline")
+            }
             Ok(_) => {}
             Err(fault) => faults.push(fault.to_string()),
         }
@@ -296,7 +302,9 @@ fn sink_of(config: &SinkConfig) -> Result<Arc<dyn Sink>, String> {
             Ok(Arc::new(sink))
         }
         #[cfg(not(feature = "postgres"))]
-        Target::Postgres { .. } => Err("this build leaves Postgres out; build with the feature `postgres`".into()),
+        Target::Postgres { .. } => {
+            Err("this build leaves Postgres out; build with the feature `postgres`".into())
+        }
     }
 }
 
@@ -355,7 +363,9 @@ impl Relays {
 /// This instance's name: made once, kept beside the stores, whose locks make sure that no two processes bear it.
 fn instance(stores: &Path) -> Result<String, String> {
     let path = stores.join("instance");
-    let named = |fault: std::io::Error| format!("{}: {fault}; store.path must be a folder that can be written", path.display());
+    let named = |fault: std::io::Error| {
+        format!("{}: {fault}; store.path must be a folder that can be written", path.display())
+    };
     match std::fs::read_to_string(&path) {
         Ok(name) if !name.trim().is_empty() => return Ok(name.trim().to_owned()),
         Ok(_) => {}

@@ -123,7 +123,11 @@ impl Sink for SqliteSink {
 }
 
 /// How many rows a table has, and how many distinct values a column: for a look from outside (quickstart).
-pub fn count_distinct(path: &std::path::Path, table: &str, column: &str) -> Result<(u64, u64), rusqlite::Error> {
+pub fn count_distinct(
+    path: &std::path::Path,
+    table: &str,
+    column: &str,
+) -> Result<(u64, u64), rusqlite::Error> {
     let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
     let query = format!("SELECT count(*), count(DISTINCT {}) FROM {}", quoted(column), quoted(table));
     let connection = rusqlite::Connection::open(path)?;

@@ -59,7 +59,10 @@ impl Quickstart {
 
     async fn play(&self) -> Result<(), String> {
         let place = Place::make(&self.folder)?;
-        println!("Oncegate quickstart: an HTTP door, a dedup store and a SQLite table, all in {}\n", self.folder.display());
+        println!(
+            "Oncegate quickstart: an HTTP door, a dedup store and a SQLite table, all in {}\n",
+            self.folder.display()
+        );
         let mut gateway = place.start()?;
         place.ready(&mut gateway).await?;
         let batches = batches(self.orders, self.seed);
@@ -100,15 +103,24 @@ impl Quickstart {
         println!("  answered duplicate                  {:>10}", counts.duplicate.load(Ordering::Relaxed));
         println!("  rows in the table                   {rows:>10}");
         println!("  distinct orders in the table        {distinct:>10}");
-        println!("  time, crash included                {took:>10.1?}   ({:.0} records/s)\n", sent as f64 / took.as_secs_f64());
+        println!(
+            "  time, crash included                {took:>10.1?}   ({:.0} records/s)\n",
+            sent as f64 / took.as_secs_f64()
+        );
         println!(
             "See for yourself:\n  sqlite3 {} 'select count(*), count(distinct order_id) from orders'\n",
             place.database.display()
         );
         if rows != self.orders || distinct != self.orders {
-            return Err(format!("expected {} rows, one an order: this is a fault of Oncegate, please report it", self.orders));
+            return Err(format!(
+                "expected {} rows, one an order: this is a fault of Oncegate, please report it",
+                self.orders
+            ));
         }
-        println!("Each order is there once, though {} of the records that came were copies.\n", sent - self.orders + resent);
+        println!(
+            "Each order is there once, though {} of the records that came were copies.\n",
+            sent - self.orders + resent
+        );
         if !self.exit {
             place.serve_on(&mut gateway).await?;
         }
@@ -184,7 +196,13 @@ impl Place {
         let log = log.map_err(|fault| format!("{}: {fault}", self.log.display()))?;
         let errors = log.try_clone().map_err(|fault| format!("{}: {fault}", self.log.display()))?;
         let mut command = Command::new(program);
-        command.arg("serve").arg("--config").arg(&self.config).stdin(Stdio::null()).stdout(log).stderr(errors);
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(&self.config)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors);
         Ok(Gateway(command.spawn().map_err(|fault| format!("the gateway cannot be started: {fault}"))?))
     }
 
@@ -205,7 +223,8 @@ impl Place {
     }
 
     fn count(&self) -> Result<(u64, u64), String> {
-        adapters::sqlite::count_distinct(&self.database, "orders", "order_id").map_err(|fault| fault.to_string())
+        adapters::sqlite::count_distinct(&self.database, "orders", "order_id")
+            .map_err(|fault| fault.to_string())
     }
 
     async fn serve_on(&self, gateway: &mut Gateway) -> Result<(), String> {
@@ -226,7 +245,8 @@ impl Place {
     }
 }
 
-const FIRST_LINE: &str = "# Written by `oncegate quickstart`. Serve it again with: oncegate serve --config <this file>\n";
+const FIRST_LINE: &str =
+    "# Written by `oncegate quickstart`. Serve it again with: oncegate serve --config <this file>\n";
 const CONFIG: &str = r#"[server]
 listen = "{listen}"
 admin_listen = "{admin}"
