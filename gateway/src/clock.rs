@@ -1,9 +1,10 @@
 //! The arrival clock (P11): arrival = max(wall clock, admission floor), and it never runs ahead of the monotonic clock by more
 //! than a bound, so that one jump of the wall clock cannot retire facts.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// How far the wall clock may jump ahead of the monotonic clock while the process runs.
 const JUMP: Duration = Duration::from_secs(300);
@@ -16,12 +17,61 @@ pub(crate) struct ArrivalClock {
 
 /// Microseconds since the epoch by the wall clock.
 pub(crate) fn wall_us() -> i64 {
+    #[cfg(test)]
+    if let Some(us) = simulated::wall_us() {
+        return us;
+    }
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }
 
 /// Milliseconds since the epoch by the wall clock.
 pub(crate) fn wall_ms() -> i64 {
     wall_us() / 1_000
+}
+
+/// Between 0.5 and 1: spreads what would else march in step.
+pub(crate) fn jitter() -> f64 {
+    #[cfg(test)]
+    if let Some(jitter) = simulated::jitter() {
+        return jitter;
+    }
+    rand::random_range(0.5..1.0)
+}
+
+/// A wall clock that follows tokio's paused clock, and jitter from a seed, so that a simulated run can be repeated.
+#[cfg(test)]
+pub(crate) mod simulated {
+    use std::cell::RefCell;
+
+    use rand::{Rng, SeedableRng, rngs::SmallRng};
+    use tokio::time::Instant;
+
+    thread_local! {
+        static CLOCK: RefCell<Option<(i64, Instant, SmallRng)>> = const { RefCell::new(None) };
+    }
+
+    /// From now on this thread's wall clock stands at `us` and goes as tokio's clock does.
+    pub(crate) fn start(us: i64, seed: u64) {
+        CLOCK.set(Some((us, Instant::now(), SmallRng::seed_from_u64(seed))));
+    }
+
+    /// Moves the wall clock alone.
+    pub(crate) fn shift(us: i64) {
+        CLOCK.with_borrow_mut(|clock| {
+            if let Some((base, ..)) = clock {
+                *base += us;
+            }
+        });
+    }
+
+    pub(super) fn wall_us() -> Option<i64> {
+        CLOCK
+            .with_borrow(|clock| clock.as_ref().map(|(us, since, _)| us + since.elapsed().as_micros() as i64))
+    }
+
+    pub(super) fn jitter() -> Option<f64> {
+        CLOCK.with_borrow_mut(|clock| clock.as_mut().map(|(.., rng)| rng.random_range(0.5..1.0)))
+    }
 }
 
 /// Pure core: the anchor is (arrival then, monotonic time since).

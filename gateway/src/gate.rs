@@ -61,7 +61,7 @@ use crate::{
         shard::OwnedShard,
     },
     metrics::{Metrics, RouteMetrics},
-    naming::{Chunk, Namer, NamingRules, Record},
+    naming::{Chunk, EventTime, Namer, NamingRules, Record},
     outcome::{Answer, Outcome, Problem},
     route::{LearnError, Route},
 };
@@ -154,9 +154,10 @@ impl GateBuilder {
         self
     }
 
-    /// Lanes for callers (default 1) and for the relay (default 0).
+    /// Lanes for callers (default 1) and for the relay (default 0). A route with relay lanes may do without callers': then
+    /// several instances can share its partitions, while the callers' shards belong to one instance at a time (P3).
     pub fn lanes(mut self, call: u32, relay: u32) -> Self {
-        self.call_lanes = call.max(1);
+        self.call_lanes = if relay == 0 { call.max(1) } else { call };
         self.relay_lanes = relay;
         self
     }
@@ -216,6 +217,7 @@ impl GateBuilder {
         let identity = self.identity(&mut *session, naming.key.id()).await?;
         let hasher = self.store.bind(&identity)?;
         naming.row_key = sink.row_key().to_vec();
+        let arrival = naming.event_time == EventTime::Arrival;
         let namer = Namer::new(naming, encoder, hasher.clone()).map_err(BuildError)?;
         let mut rules = self.rules.clone().unwrap_or_default();
         rules.mode = sink.mode();
@@ -228,6 +230,7 @@ impl GateBuilder {
             rules,
             metrics,
             ArrivalClock::new(),
+            arrival,
         ));
         let opening = Opening { route: &route, on_wait: self.on_wait.as_deref() };
         let (own, others) = opening.open(&mut *session, self.call_lanes).await?;
@@ -336,7 +339,9 @@ impl Opening<'_> {
         lanes: u32,
     ) -> Result<(Vec<ShardState>, Vec<ShardState>), BuildError> {
         let mut wanted: Vec<ShardId> = (0..lanes).map(call_shard).collect();
-        for shard in session.shards("http/").await? {
+        // An instance that takes no calls leaves the callers' shards to the one that does.
+        let callers = if lanes > 0 { session.shards("http/").await? } else { Vec::new() };
+        for shard in callers {
             if !wanted.contains(&shard) {
                 wanted.push(shard);
             }
@@ -581,7 +586,8 @@ impl Gate {
         let entry = Entry { fingerprint, digest: Digest(0), event_ms, settled };
         let (reply, answer) = oneshot::channel();
         let ended = || "the route has ended".to_owned();
-        self.0.lanes[0].queue.send(ToLane::Note { entry, reply }).await.map_err(|_| ended())?;
+        let lane = self.0.lanes.first().or(self.0.relay_lanes.first()).ok_or_else(ended)?;
+        lane.queue.send(ToLane::Note { entry, reply }).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
 
@@ -590,8 +596,21 @@ impl Gate {
         work: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static,
     ) -> Result<(), String> {
         let store = self.0.route.store.clone();
-        let done = tokio::task::spawn_blocking(move || work(&store)).await;
-        done.map_err(|fault| fault.to_string())?.map_err(|fault| fault.to_string())
+        blocking(move || work(&store)).await?.map_err(|fault| fault.to_string())
+    }
+
+    /// Why a lane is not ready, if so.
+    #[cfg(test)]
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.0.route.trouble()
+    }
+
+    /// Ends the route as a crash would: nothing in flight is brought to an end.
+    #[cfg(test)]
+    pub(crate) fn crash(self) {
+        for task in self.0.tasks.lock().drain(..) {
+            task.abort();
+        }
     }
 
     /// Ends the route: everything submitted gets its outcome, lanes end, the store is durable.
@@ -641,7 +660,7 @@ impl Gate {
     /// The chunk, cut into one for each lane, with the places of the records.
     fn split(&self, chunk: Chunk) -> Vec<(usize, Chunk, Vec<usize>)> {
         let lanes = self.0.lanes.len();
-        if lanes == 1 {
+        if lanes <= 1 {
             return vec![(0, chunk, Vec::new())];
         }
         let insert = self.0.route.rules.mode == adapters::sink::Mode::Insert;
@@ -676,13 +695,16 @@ impl Gate {
             };
             keys.iter().map(answer).collect()
         };
+        let Some(handle) = inner.lanes.get(lane) else {
+            return answer_all(&Problem::Unavailable("the route takes no calls here".into()), true);
+        };
         // A copy of a record in flight waits no longer than `wait`; the record itself may take its time.
         let copy = matches!(keys[..], [Some(key)] if inner.route.store.in_flight(&key));
         let wait = Duration::from_millis(inner.route.rules.wait_ms);
         let patience = if copy { wait.min(inner.answer_timeout) } else { inner.answer_timeout };
         let until = tokio::time::Instant::now() + patience;
         let (reply, answers) = oneshot::channel();
-        let sent = inner.lanes[lane].queue.send(ToLane::Submit { chunk, reply });
+        let sent = handle.queue.send(ToLane::Submit { chunk, reply });
         match tokio::time::timeout_at(until, sent).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return answer_all(&Problem::Unavailable("the route has ended".into()), true),
@@ -795,10 +817,19 @@ async fn maintain(route: std::sync::Weak<Route>) {
         let Some(route) = route.upgrade() else { return };
         let window_ms = route.rules.window_ms;
         let store = route.store.clone();
-        let expired = tokio::task::spawn_blocking(move || store.expire(wall_ms())).await;
+        let now_ms = wall_ms();
+        let expired = blocking(move || store.expire(now_ms)).await;
         let Ok(Ok(floors)) = expired else { continue };
         if floors.retire_ms > i64::MIN {
             route.admission_ms.store(floors.retire_ms.saturating_add(window_ms), Ordering::Relaxed);
         }
     }
+}
+
+/// Runs what may wait for a disk. A simulated run has no threads beside its own, so that it can be repeated.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    if cfg!(test) {
+        return Ok(work());
+    }
+    tokio::task::spawn_blocking(work).await.map_err(|fault| fault.to_string())
 }

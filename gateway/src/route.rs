@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::Arc,
-    sync::atomic::{AtomicI64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering},
 };
 
 use adapters::sink::{Mark, Session, ShardId, ShardState, SinkError};
@@ -38,6 +38,10 @@ pub(crate) struct Route {
     pub(crate) disconnected: AtomicUsize,
     /// Why lanes are not ready, by lane.
     trouble: Mutex<BTreeMap<u32, String>>,
+    /// The history whose marks have all been learnt; behind [`Route::history`] while a rebuild is under way, or was left half done.
+    learnt: AtomicU64,
+    /// Event time is arrival.
+    pub(crate) arrival: bool,
     /// Admission floor of the arrival clock, ms.
     pub(crate) admission_ms: AtomicI64,
 }
@@ -64,6 +68,7 @@ impl Route {
         rules: Rules,
         metrics: Arc<RouteMetrics>,
         clock: ArrivalClock,
+        arrival: bool,
     ) -> Self {
         Self {
             name,
@@ -77,6 +82,8 @@ impl Route {
             rebuild: tokio::sync::Mutex::new(()),
             disconnected: AtomicUsize::new(0),
             trouble: Mutex::new(BTreeMap::new()),
+            learnt: AtomicU64::new(0),
+            arrival,
             admission_ms: AtomicI64::new(i64::MIN),
         }
     }
@@ -188,21 +195,33 @@ impl Route {
         now_ms: i64,
     ) -> Result<u64, LearnError> {
         let _one = self.rebuild.lock().await;
-        if *self.history.read() != seen {
-            return Ok(*self.history.read());
-        }
-        {
+        if *self.history.read() == seen {
             let mut history = self.history.write();
             self.store.discard()?;
             *history += 1;
+        }
+        self.learn_all(session, now_ms).await
+    }
+
+    /// Waits for a rebuild that is under way, and ends one that was left half done. Answers with the history in force.
+    pub(crate) async fn complete(&self, session: &mut dyn Session, now_ms: i64) -> Result<u64, LearnError> {
+        let _one = self.rebuild.lock().await;
+        self.learn_all(session, now_ms).await
+    }
+
+    async fn learn_all(&self, session: &mut dyn Session, now_ms: i64) -> Result<u64, LearnError> {
+        let history = *self.history.read();
+        if self.learnt.load(Ordering::Acquire) == history {
+            return Ok(history);
         }
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
         for shard in session.shards("").await? {
             facts += self.learn_marks(session, &shard, 0, now_ms).await?.0;
         }
+        self.learnt.store(history, Ordering::Release);
         warn!(route = %self.name, facts, "the sink went back: the store was discarded and rebuilt from the sink's marks");
-        Ok(*self.history.read())
+        Ok(history)
     }
 
     /// Brings the store level with one acquired shard; says how the two stood.

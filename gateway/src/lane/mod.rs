@@ -1,9 +1,14 @@
 //! A lane: one loop that turns a route's records into batches, one batch in flight at a time.
 
+mod check;
+mod deliver;
 pub(crate) mod judge;
 pub(crate) mod own;
 pub(crate) mod run;
+mod settle;
 pub(crate) mod shard;
+#[cfg(test)]
+mod sim;
 pub(crate) mod works;
 
 use std::sync::Arc;

@@ -3,11 +3,12 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::atomic::Ordering,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use adapters::sink::{Acquire, Receipts, Resolution, RowOutcome, ShardId, ShardState, ShardStep, SinkError};
 use dedup_store::{Block, Fingerprint, Settled};
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::{
@@ -15,14 +16,26 @@ use super::{
     run::{CALL_SLOT, Flight, Lane},
     shard::{OwnedShard, Standing},
 };
-use crate::clock::wall_ms;
+use crate::{clock::wall_ms, route::LearnError};
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const EXPIRE_MARKS: Duration = Duration::from_secs(30);
 /// An owner whose heartbeat is older is dead. Three heartbeats, so that one slow commit does not count as death.
 pub(crate) const STALE_OWNER_MS: i64 = 6_000;
+/// A lane that is to end asks no longer than this what became of its last batch.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(2);
+
+/// What became of a batch whose outcome was unknown.
+pub(super) enum Resolved {
+    /// It is in, with these outcomes and facts.
+    Applied(Receipts, Vec<Block>),
+    /// It is not, and can no longer come; or it is, and its facts are learnt.
+    NotApplied,
+    /// The lane ends before it could be known.
+    Unresolved,
+}
 
 impl Lane {
     /// Whether verdicts may be given: connected, owner of the call shard, and in the route's present history. Otherwise acquires
@@ -80,7 +93,10 @@ impl Lane {
     /// any verdict. The text says why it could not.
     async fn reacquire(&mut self) -> Result<(), String> {
         self.mark_disconnected(true);
-        let mut history = *self.route.history.read();
+        self.session.acquire(&[], Acquire::Force).await.map_err(|fault| fault.to_string())?;
+        // A rebuild that another lane began, or left half done, comes first: until it is whole, facts are missing.
+        let learnt = self.route.complete(&mut *self.session, wall_ms()).await;
+        let mut history = learnt.map_err(|fault| fault.to_string())?;
         let mut rewind_all = history != self.history;
         let mut relays: BTreeMap<u32, ShardId> = self
             .slots
@@ -93,10 +109,13 @@ impl Lane {
             wanted.push((CALL_SLOT, id.clone(), Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }));
         }
         while let Some((slot, id)) = relays.pop_first() {
-            wanted.push((slot, id, Acquire::Force));
-        }
-        if wanted.is_empty() {
-            wanted_nothing(&mut *self.session).await?;
+            // Callers' shards in this lane's care may have another owner by now; partitions are given by the group.
+            let how = if id.starts_with("http/") {
+                Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }
+            } else {
+                Acquire::Force
+            };
+            wanted.push((slot, id, how));
         }
         'again: loop {
             for (slot, id, how) in &wanted {
@@ -193,6 +212,7 @@ impl Lane {
     pub(super) fn drop_slot(&mut self, slot: u32) {
         self.slots.remove(&slot);
         self.tally.remove(&slot);
+        self.unpark = true;
     }
 
     /// The relay stops reading a shard.
@@ -229,8 +249,9 @@ impl Lane {
 
     /// What is due while the lane is idle: heartbeats, expiry of marks, a new connection when the old one ended.
     pub(super) async fn tick(&mut self) {
-        let idle_owner = self.slots.is_empty() && self.call_shard.is_none();
-        if idle_owner {
+        if self.slots.is_empty() && self.call_shard.is_none() {
+            // It owns nothing that could have gone back: verdicts need not wait for it.
+            self.mark_disconnected(false);
             return;
         }
         let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
@@ -269,70 +290,89 @@ impl Lane {
         }
     }
 
-    /// After `Unknown`: asks until it is known (P5). Answers with receipts and facts if the batch is in.
-    pub(super) async fn resolve(&mut self, flight: &mut Flight) -> Option<(Receipts, Vec<Block>)> {
+    /// After `Unknown`: asks until it is known (P5). A shard that another owner has taken meanwhile can get nothing of the old
+    /// attempt any more, and its marks say whether the batch is in.
+    pub(super) async fn resolve(&mut self, flight: &Flight) -> Resolved {
         // Whatever comes out, the connection is a new one: all other shards are compared before the next verdict.
         self.recheck = true;
         self.mark_disconnected(true);
         let mut pause = RETRY_FIRST;
+        // Shards that were handed over meanwhile are asked about too: they are only taken if nobody else has.
+        let mut ours: Vec<usize> = (0..flight.steps.len()).collect();
+        let mut patience: Option<Instant> = None;
         loop {
-            let still: Vec<bool> = flight.slots.iter().map(|slot| self.slots.contains_key(slot)).collect();
-            if !still.contains(&true) {
-                // Handed over meanwhile: the next owner fences the shard and learns from its marks what became of the batch.
-                return None;
+            let reason = match self.ask(flight, &mut ours).await {
+                Ok(Some(resolved)) => return resolved,
+                Ok(None) => continue,
+                Err(fault) => format!("asking what became of a batch: {fault}"),
+            };
+            self.route.set_trouble(self.id, Some(reason));
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MOST);
+            self.take_in_all_offline();
+            if self.stopping && *patience.get_or_insert(Instant::now() + LAST_PATIENCE) <= Instant::now() {
+                return Resolved::Unresolved;
             }
-            let steps: Vec<ShardStep> = flight
-                .steps
-                .iter()
-                .zip(&still)
-                .filter(|(_, still)| **still)
-                .map(|(step, _)| step.clone())
-                .collect();
+        }
+    }
+
+    /// Asks once. None: one of `ours` is another owner's now, ask about the rest.
+    async fn ask(&mut self, flight: &Flight, ours: &mut Vec<usize>) -> Result<Option<Resolved>, LearnError> {
+        let resolution = if ours.is_empty() {
+            // Nothing of it can come any more. The facts are learnt before its keys are given back.
+            self.session.acquire(&[], Acquire::Force).await?;
+            Resolution::NotApplied
+        } else {
+            let steps: Vec<ShardStep> = ours.iter().map(|&at| flight.steps[at].clone()).collect();
             match self.session.resolve(&steps).await {
                 Ok((resolution, states)) => {
                     for state in &states {
                         let owned = self.slots.values_mut().find(|shard| shard.id == state.shard);
                         if let Some(shard) = owned {
-                            shard.epoch = state.epoch;
+                            shard.epoch = shard.epoch.max(state.epoch);
                         }
                     }
-                    return match resolution {
-                        Resolution::NotApplied => {
-                            info!(route = %self.route.name, lane = self.id, "the unknown batch is surely not in the sink");
-                            None
-                        }
-                        Resolution::Applied(marks) => {
-                            info!(route = %self.route.name, lane = self.id, "the unknown batch is in the sink");
-                            self.read_back(flight, &steps, marks)
-                        }
-                    };
+                    resolution
                 }
-                // The new owner knows from its marks what became of the batch; the other shards are asked about without it.
-                Err(SinkError::Fenced { shard, owner, epoch }) => self.fenced(&shard, &owner, epoch),
-                Err(fault) => {
-                    self.route.set_trouble(self.id, Some(format!("asking what became of a batch: {fault}")));
+                Err(SinkError::Fenced { shard, owner, epoch }) => {
+                    ours.retain(|&at| *flight.steps[at].shard != *shard);
+                    if self.slots.values().any(|owned| *owned.id == *shard) {
+                        self.fenced(&shard, &owner, epoch);
+                    }
+                    return Ok(None);
                 }
+                Err(fault) => return Err(fault.into()),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_MOST);
-            self.take_in_all_offline();
+        };
+        // Of shards that are another's now, this process learns what the sink holds: its own batch, if that is in.
+        for (at, step) in flight.steps.iter().enumerate() {
+            if !ours.contains(&at) {
+                self.route.learn_marks_of(&mut *self.session, &step.shard, wall_ms()).await?;
+            }
         }
+        Ok(Some(match resolution {
+            Resolution::NotApplied => {
+                info!(route = %self.route.name, lane = self.id, "nothing of the unknown batch can come any more");
+                Resolved::NotApplied
+            }
+            Resolution::Applied(marks) => {
+                info!(route = %self.route.name, lane = self.id, "the unknown batch is in the sink");
+                let marks = marks.into_iter().map(|(at, mark)| (ours[at], mark)).collect();
+                self.read_back(flight, marks)?
+            }
+        }))
     }
 
     /// Outcomes of an applied batch, as its marks tell them.
     fn read_back(
         &self,
         flight: &Flight,
-        steps: &[ShardStep],
         marks: Vec<(usize, adapters::sink::Mark)>,
-    ) -> Option<(Receipts, Vec<Block>)> {
-        let mut blocks = Vec::with_capacity(marks.len());
-        for (step, mark) in marks {
-            match self.route.unpack(&steps[step].shard, &mark) {
-                Ok(block) => blocks.push(block),
-                Err(fault) => error!(route = %self.route.name, lane = self.id, "{fault}"),
-            }
-        }
+    ) -> Result<Resolved, LearnError> {
+        let blocks = marks
+            .iter()
+            .map(|(step, mark)| self.route.unpack(&flight.steps[*step].shard, mark))
+            .collect::<Result<Vec<Block>, _>>()?;
         let settled: HashMap<Fingerprint, Settled> = blocks
             .iter()
             .flat_map(|block| &block.entries)
@@ -350,13 +390,8 @@ impl Lane {
                 }
             }
         });
-        Some((Receipts { rows: rows.collect() }, blocks))
+        Ok(Resolved::Applied(Receipts { rows: rows.collect() }, blocks))
     }
-}
-
-/// A lane without shards still connects, so that it can say whether the sink is there.
-async fn wanted_nothing(session: &mut dyn adapters::sink::Session) -> Result<(), String> {
-    session.acquire(&[], Acquire::Force).await.map(drop).map_err(|fault| fault.to_string())
 }
 
 fn one(mut states: Vec<ShardState>, id: &ShardId) -> Result<ShardState, String> {

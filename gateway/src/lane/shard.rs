@@ -21,7 +21,8 @@ pub(crate) struct OwnedShard {
     pub(crate) generation: u64,
     /// Offset after the last record that was taken up; its batch gives each record before it an outcome, but for the parked.
     taken: Option<i64>,
-    /// Offsets that were taken up and wait for another record's outcome: the position stops at the first (rule 8).
+    /// Offsets that were taken up and have no outcome yet: they wait for another record's, or go again with the next batch. The
+    /// position stops at the first (rule 8).
     parked: BTreeSet<i64>,
 }
 
@@ -97,16 +98,15 @@ impl OwnedShard {
         }
     }
 
-    /// `offset` waits for another record's outcome.
+    /// `offset` was looked at and has no outcome yet.
     pub(crate) fn park(&mut self, offset: i64) {
+        self.taken = Some(self.taken.map_or(offset + 1, |taken| taken.max(offset + 1)));
         self.parked.insert(offset);
     }
 
-    /// The batch is cut again: records from `offset` on are not taken up yet.
-    pub(crate) fn give_back(&mut self, offset: i64) {
-        if self.taken.is_some_and(|taken| taken > offset) {
-            self.taken = Some(offset);
-        }
+    /// Whether a record before `offset` has no outcome yet.
+    pub(crate) fn waits_before(&self, offset: i64) -> bool {
+        self.parked.first().is_some_and(|&parked| parked < offset)
     }
 
     /// Next offset to read once everything finished is durable: the contiguous prefix.
@@ -179,8 +179,10 @@ mod tests {
         assert_eq!(shard.prefix(), Some(102));
         shard.take(102);
         assert_eq!(shard.prefix(), Some(105));
-        shard.give_back(103);
-        assert_eq!(shard.prefix(), Some(103));
+        shard.park(103);
+        assert_eq!(shard.prefix(), Some(103), "its batch is cut again");
+        shard.take(103);
+        assert_eq!(shard.prefix(), Some(105), "104 had its outcome all the while");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The chunks a lane holds: who waits for their answers, and which records still lack one. Pure.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::judge::Via;
 use crate::{
@@ -15,6 +15,8 @@ use crate::{
 pub(crate) struct Taken {
     pub(crate) work: u32,
     pub(crate) index: u32,
+    /// Counts up in the lane with every record that is queued.
+    pub(crate) order: u64,
 }
 
 /// A chunk with whoever waits for it.
@@ -170,9 +172,9 @@ mod tests {
         let mut works = Works::default();
         let (tx, mut rx) = oneshot::channel();
         let id = works.submit(chunk(2), tx, Instant::now()).unwrap();
-        works.answer(Taken { work: id, index: 1 }, answer(Outcome::Duplicate));
+        works.answer(Taken { work: id, index: 1, order: 1 }, answer(Outcome::Duplicate));
         assert!(rx.try_recv().is_err());
-        works.answer(Taken { work: id, index: 0 }, answer(Outcome::Written));
+        works.answer(Taken { work: id, index: 0, order: 0 }, answer(Outcome::Written));
         let outcomes: Vec<_> = rx.try_recv().unwrap().into_iter().map(|a| a.outcome).collect();
         assert_eq!(outcomes, [Outcome::Written, Outcome::Duplicate]);
     }
@@ -188,7 +190,7 @@ mod tests {
     fn a_chunk_of_an_older_generation_is_not_current() {
         let mut works = Works::default();
         let id = works.relay(chunk(1), Arc::from([(3, 1)]), Instant::now()).unwrap();
-        let taken = Taken { work: id, index: 0 };
+        let taken = Taken { work: id, index: 0, order: 0 };
         assert!(works.is_current(taken, 3, 1));
         assert!(!works.is_current(taken, 3, 2));
     }
@@ -199,7 +201,7 @@ mod tests {
         for _ in 0..3 {
             let id = works.relay(chunk(1), Arc::from([]), Instant::now()).unwrap();
             assert_eq!(id, 0);
-            works.drop_record(Taken { work: id, index: 0 });
+            works.drop_record(Taken { work: id, index: 0, order: 0 });
         }
     }
 }

@@ -1,0 +1,1 @@
+//! The protocol's paragraphs, P3 to P13.

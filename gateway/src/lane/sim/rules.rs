@@ -1,0 +1,1 @@
+//! The ten rules of the data path, one test or more each.
