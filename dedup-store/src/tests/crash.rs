@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use super::faulty::{FaultyDisk, Survival, Trouble};
@@ -52,14 +53,32 @@ fn keys_of(sequence: i64) -> std::ops::Range<u64> {
     (sequence as u64 * KEYS)..(sequence as u64 * KEYS + KEYS)
 }
 
+/// Tries again while the disk is full, as a gateway does: with expiry in between.
+fn patient<T>(store: &Store, mut call: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    for _ in 0..1_000 {
+        match call() {
+            Err(StoreError::Full { .. }) => {
+                if let Err(error) = store.expire(0)
+                    && !matches!(error, StoreError::Full { .. })
+                {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            done => return done,
+        }
+    }
+    panic!("the disk stays full: {}", store.stats(0));
+}
+
 fn round(store: &Store, ledger: &mut Ledger, sequence: i64, at: i64) -> Result<(), StoreError> {
     let facts = keys_of(sequence).map(|number| fact(number, at, Settled::Written)).collect();
     ledger.tried = sequence;
     ledger.times.insert(sequence, at);
     let ticket = store.settle(&[checkpoint("a", sequence, at)], &[block("a", sequence, facts)], at)?;
-    store.wait_durable(ticket)?;
+    patient(store, || store.wait_durable(ticket))?;
     ledger.acknowledged = sequence;
-    let floors = store.expire(at)?;
+    let floors = patient(store, || store.expire(at))?;
     assert!(floors.retire_ms >= ledger.retire_ms, "floors went back");
     ledger.retire_ms = floors.retire_ms;
     Ok(())
@@ -71,7 +90,7 @@ fn scenario(disk: &FaultyDisk, ledger: &mut Ledger) -> Result<(), StoreError> {
     for sequence in 1..=ROUNDS {
         round(&store, ledger, sequence, sequence * 4_000)?;
         if sequence == 2 {
-            store.begin_effect(&key(1 << 40))?;
+            patient(&store, || store.begin_effect(&key(1 << 40)))?;
             ledger.intents.insert(1 << 40);
         }
     }
@@ -81,7 +100,7 @@ fn scenario(disk: &FaultyDisk, ledger: &mut Ledger) -> Result<(), StoreError> {
         before_discard: Some(Box::new(before)),
         ..Ledger::default()
     };
-    store.discard()?;
+    patient(&store, || store.discard())?;
     ledger.before_discard = None;
     for sequence in 1..=2 {
         round(&store, ledger, sequence, sequence * 3_000)?;
@@ -210,11 +229,12 @@ fn p16_a_full_disk_at_every_change_is_got_over() {
         let disk = FaultyDisk::default();
         disk.trouble_at(at, Trouble::NoRoom);
         let mut ledger = Ledger::default();
-        if let Err(error) = scenario(&disk, &mut ledger) {
-            let full = matches!(&error, StoreError::Full { .. });
-            let at_open = matches!(&error, StoreError::Io(text) if text.contains("storage"));
-            assert!(full || at_open, "no room at {at}: {error}");
-            met += 1;
+        match scenario(&disk, &mut ledger) {
+            Ok(()) => met += disk.refused(),
+            // Nothing is open yet that could wait.
+            Err(StoreError::Full { .. }) => {}
+            Err(StoreError::Io(text)) if text.contains("storage") => {}
+            Err(error) => panic!("no room at {at}: {error}"),
         }
         let crashed = disk.after_crash(Survival::Nothing);
         recover(&disk, &ledger, &format!("no room at {at} of {operations}"));
@@ -230,7 +250,7 @@ fn p16_a_full_disk_at_every_change_is_got_over() {
             recover(&disk.after_crash(survival), &ledger, &context);
         }
     }
-    assert!(met > 100, "{met}");
+    assert!(met > operations * 3 / 4, "{met} of {operations}");
 }
 
 #[test]
