@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use super::{
     SqliteConfig,
-    rows::{self, Packed, Stop},
+    packed::Packed,
+    rows::{self, Stop},
     schema::{self, NOW_MS},
     worker::{Db, Fault, FileId, Open},
 };

@@ -8,13 +8,14 @@
 //! | `worker.rs` | the thread that owns a session's connection |
 //! | `session.rs` | [`crate::sink::Session`]: ownership, marks, floors |
 //! | `deliver.rs` | one batch, one transaction |
-//! | `rows.rs` | the statements that write rows |
+//! | `packed.rs` `rows.rs` | its rows, their order, and the statements that write them |
 //!
 //! SQLite has one writer at a time: `BEGIN IMMEDIATE` waits for it up to the busy time-out, then the batch is `NotApplied`.
 //! A frozen writer (SIGSTOP inside a transaction) cannot be ended by SQL: `acquire` waits for it, and nothing is written twice.
 
 mod deliver;
 mod encode;
+mod packed;
 mod probe;
 mod rows;
 mod schema;

@@ -4,7 +4,7 @@
 //! constraints say), so a bad row needs no savepoint. Only a trigger's `RAISE(ROLLBACK)` ends the transaction: the
 //! batch is then begun again without that row.
 
-use std::{collections::HashMap, ops::Range};
+use std::collections::HashMap;
 
 use rusqlite::{
     CachedStatement, Connection, ErrorCode, ffi,
@@ -13,112 +13,12 @@ use rusqlite::{
 
 use super::{
     encode,
+    packed::{Packed, has, value_of},
     probe::Layout,
     schema::{self, quoted},
     worker::Fault,
 };
-use crate::sink::{Batch, Mode, RowKind, RowOutcome};
-
-/// The rows of a batch, owned, so that they can go to the worker's thread.
-pub(super) struct Packed {
-    bytes: Vec<u8>,
-    rows: Vec<PackedRow>,
-}
-
-struct PackedRow {
-    kind: RowKind,
-    row: Range<usize>,
-    key: Range<usize>,
-    event_ms: i64,
-}
-
-impl Packed {
-    pub(super) fn of(batch: &Batch<'_>) -> Self {
-        let size = batch.rows.iter().map(|row| row.bytes.len() + row.row_key.len()).sum();
-        let mut bytes = Vec::with_capacity(size);
-        let mut append = |part: &[u8]| {
-            let start = bytes.len();
-            bytes.extend_from_slice(part);
-            start..bytes.len()
-        };
-        let rows = batch
-            .rows
-            .iter()
-            .map(|row| PackedRow {
-                kind: row.kind,
-                row: append(row.bytes),
-                key: append(row.row_key),
-                event_ms: row.source.event_ms,
-            })
-            .collect();
-        Self { bytes, rows }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    fn key(&self, index: usize) -> &[u8] {
-        &self.bytes[self.rows[index].key.clone()]
-    }
-
-    fn row(&self, index: usize) -> &[u8] {
-        &self.bytes[self.rows[index].row.clone()]
-    }
-
-    /// By row key, and copies of one row key in order of arrival; in `UpsertIfNewer` the highest version first, so that the
-    /// other copies meet it and are stale. In order of arrival altogether where there is no row key or rows refer to others.
-    fn order(&self, layout: &Layout) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.rows.len()).collect();
-        if layout.key.is_empty() || !layout.sorted {
-            return order;
-        }
-        // The first bytes decide most comparisons without following a pointer; the first byte is only a tag.
-        let mut keyed: Vec<(u64, usize)> =
-            order.iter().map(|&index| (prefix(self.key(index)), index)).collect();
-        keyed.sort_unstable_by(|(a, left), (b, right)| {
-            a.cmp(b).then_with(|| self.key(*left).cmp(self.key(*right))).then(left.cmp(right))
-        });
-        for (slot, (_, index)) in order.iter_mut().zip(keyed) {
-            *slot = index;
-        }
-        if let Some(version) = layout.version {
-            for copies in order.chunk_by_mut(|&a, &b| self.key(a) == self.key(b)) {
-                if copies.len() > 1 {
-                    let of = |index: usize| value_of(layout, self.row(index), version);
-                    copies.sort_by(|&a, &b| {
-                        encode::compare_versions(layout.kinds[version], of(b), of(a)).then(a.cmp(&b))
-                    });
-                }
-            }
-        }
-        order
-    }
-}
-
-fn prefix(key: &[u8]) -> u64 {
-    let mut bytes = [0; 8];
-    let tail = key.get(1..).unwrap_or_default();
-    let length = tail.len().min(8);
-    bytes[..length].copy_from_slice(&tail[..length]);
-    u64::from_be_bytes(bytes)
-}
-
-/// Whether the column is present in an encoded row.
-fn has(row: &[u8], column: usize) -> bool {
-    row.get(column / 8).is_some_and(|byte| byte >> (column % 8) & 1 == 1)
-}
-
-/// A column's value in an encoded row.
-fn value_of<'a>(layout: &Layout, row: &'a [u8], column: usize) -> ValueRef<'a> {
-    let mut at = layout.bitmap_bytes();
-    for other in 0..column {
-        if has(row, other) {
-            at += encode::take(&row[at..]).1;
-        }
-    }
-    if has(row, column) { encode::take(&row[at..]).0 } else { ValueRef::Null }
-}
+use crate::sink::{Mode, RowKind, RowOutcome};
 
 /// Why the rows did not go in.
 pub(super) enum Stop {

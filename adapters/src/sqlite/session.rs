@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use super::{
     Probed, SqliteConfig,
     deliver::{self, Finish, Work, begin, shard_row},
+    packed::Packed,
     probe::Layout,
-    rows::Packed,
     schema::{self, NOW_MS, OpenError},
     worker::{Db, Fault, FileId, Open, Worker},
 };
@@ -64,7 +64,7 @@ impl SqliteSession {
 
     /// Runs `job` on the thread. `connected` is false while it runs, so that a caller who leaves half way must acquire
     /// again; that waits for the job, for the thread does one thing after the other.
-    async fn run<T: Send + 'static>(
+    pub(super) async fn run<T: Send + 'static>(
         &mut self,
         job: impl FnOnce(&mut Db) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, SinkError> {

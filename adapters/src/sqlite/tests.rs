@@ -1,5 +1,8 @@
 //! The sink against real files. What holds for every sink is in the conformance suite of the `tests` package.
 
+mod encode;
+mod probe;
+
 use bytes::Bytes;
 use tempfile::TempDir;
 
@@ -266,4 +269,102 @@ async fn a_commit_is_durable() {
     };
     assert_eq!((pragma("journal_mode").as_str(), pragma("synchronous").as_str()), ("wal", "2"));
     assert_eq!(pragma("foreign_keys"), "1");
+}
+
+#[tokio::test]
+async fn names_with_quotes_and_spaces_are_written_to() {
+    let ddl = "CREATE TABLE \"t\" (\"i d\" TEXT, \"a\"\"b\" TEXT, PRIMARY KEY (\"i d\"))";
+    let mut bed = Bed::keyed(ddl, Mode::Upsert, &["i d"], None).await;
+    let rows: &[(RowKind, &[&str])] = &[(Write, &["\"k\"", "\"1\""]), (Write, &["\"k\"", "\"2\""])];
+    assert_eq!(bed.deliver(rows).await.unwrap().rows, [Written, Updated]);
+    assert_eq!(bed.deliver(&[(Delete, &["\"k\"", ""])]).await.unwrap().rows, [Updated]);
+}
+
+#[tokio::test]
+async fn row_keys_meet_by_the_collation_of_their_index() {
+    let ddl = "CREATE TABLE t (id TEXT COLLATE NOCASE PRIMARY KEY, n INTEGER)";
+    let mut bed = Bed::keyed(ddl, Mode::Upsert, &["id"], None).await;
+    assert_eq!(
+        bed.deliver(&[(Write, &["\"A\"", "1"]), (Write, &["\"a\"", "2"])]).await.unwrap().rows,
+        [Written, Updated]
+    );
+    assert_eq!(bed.deliver(&[(Delete, &["\"A\"", ""])]).await.unwrap().rows, [Updated]);
+    // The column compares one way, its unique index another: the index counts.
+    let ddl = "CREATE TABLE t (id TEXT COLLATE NOCASE NOT NULL, n INTEGER); CREATE UNIQUE INDEX i ON t (id COLLATE BINARY)";
+    let mut bed = Bed::keyed(ddl, Mode::Upsert, &["id"], None).await;
+    assert_eq!(
+        bed.deliver(&[(Write, &["\"A\"", "1"]), (Write, &["\"a\"", "2"])]).await.unwrap().rows,
+        [Written, Written]
+    );
+    assert_eq!(bed.deliver(&[(Delete, &["\"A\"", ""])]).await.unwrap().rows, [Updated]);
+    assert_eq!(bed.sql::<String>("SELECT id FROM t"), "a");
+}
+
+#[tokio::test]
+async fn rows_that_refer_to_each_other_keep_their_order() {
+    let ddl = "CREATE TABLE t (id INTEGER PRIMARY KEY, parent INTEGER REFERENCES t (id))";
+    let mut bed = Bed::keyed(ddl, Mode::Insert, &["id"], None).await;
+    let rows: &[(RowKind, &[&str])] = &[(Write, &["9", "null"]), (Write, &["1", "9"]), (Write, &["2", "7"])];
+    let outcomes = bed.deliver(rows).await.unwrap().rows;
+    assert_eq!(outcomes[..2], [Written, Written]);
+    assert!(matches!(&outcomes[2], RowOutcome::Refused { reason } if reason.contains("FOREIGN KEY")));
+}
+
+#[tokio::test]
+async fn a_full_file_takes_nothing_and_can_be_tried_again() {
+    let mut bed = Bed::new("CREATE TABLE t (id INTEGER, s TEXT)", |_| {}).await;
+    let mut session = session::SqliteSession::new(Arc::new(bed.config.clone()), Arc::default(), "r", "me");
+    bed.epoch = session.acquire(&[SHARD.into()], Acquire::Force).await.unwrap()[0].epoch;
+    let limit = |pages: i64| {
+        move |db: &mut worker::Db| {
+            let open = db.open.as_ref().unwrap();
+            open.connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
+            Ok(())
+        }
+    };
+    session.run(limit(1)).await.unwrap();
+    bed.session = Box::new(session);
+    let big = format!("\"{}\"", "x".repeat(100_000));
+    let full = bed.deliver(&[(Write, &["1", "\"small\""]), (Write, &["2", &big])]).await.unwrap_err();
+    assert!(
+        matches!(&full, SinkError::NotApplied { retry: true, reason } if reason.contains("full")),
+        "{full}"
+    );
+    assert_eq!(bed.sql::<i64>("SELECT count(*) + (SELECT sequence FROM oncegate_shards) FROM t"), 0);
+    bed.session.acquire(&[SHARD.into()], Acquire::Force).await.unwrap();
+    bed.epoch += 1;
+    bed.deliver(&[(Write, &["1", "\"small\""])]).await.unwrap();
+}
+
+#[tokio::test]
+async fn rule3_a_table_that_changed_is_no_bad_row() {
+    let mut bed = Bed::new("CREATE TABLE t (id INTEGER, s TEXT)", |_| {}).await;
+    bed.deliver(&[(Write, &["1", "null"])]).await.unwrap();
+    bed.execute("ALTER TABLE t RENAME COLUMN s TO z");
+    let changed = bed.deliver(&[(Write, &["2", "null"])]).await.unwrap_err();
+    assert!(matches!(&changed, SinkError::NotApplied { retry: false, .. }), "{changed}");
+    let again = bed.session.acquire(&[SHARD.into()], Acquire::Force).await;
+    assert!(again.is_ok(), "the connection is the same: {again:?}");
+    let mut anew = SqliteSink::new(bed.config.clone()).session("r", "me");
+    anew.acquire(&[SHARD.into()], Acquire::Force).await.expect("without a probe any table that fits will do");
+}
+
+#[tokio::test]
+async fn rule4_a_caller_that_leaves_half_way_leaves_no_half_batch() {
+    let mut bed = Bed::new("CREATE TABLE t (id INTEGER)", |_| {}).await;
+    let rows: Vec<[String; 1]> = (0..20_000).map(|n| [n.to_string()]).collect();
+    let rows: Vec<[&str; 1]> = rows.iter().map(|row| [row[0].as_str()]).collect();
+    let rows: Vec<(RowKind, &[&str])> = rows.iter().map(|row| (Write, row.as_slice())).collect();
+    for wait in [0, 1, 5, 20, 40] {
+        let left = tokio::time::timeout(Duration::from_millis(wait), bed.deliver(&rows)).await;
+        if left.is_ok() {
+            continue;
+        }
+        assert!(!bed.session.connected());
+        let state = bed.session.acquire(&[SHARD.into()], Acquire::Force).await.unwrap().remove(0);
+        let count = bed.sql::<i64>("SELECT count(*) FROM t");
+        assert_eq!(count, state.sequence * 20_000, "whole or not at all");
+        (bed.epoch, bed.sequence) = (state.epoch, state.sequence);
+    }
+    bed.deliver(&rows[..1]).await.unwrap();
 }
