@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::faulty::{FaultyDisk, Survival};
+use super::faulty::{FaultyDisk, Survival, Trouble};
 use crate::{testing::*, *};
 
 const ROLL_BYTES: u64 = 20_000;
@@ -144,6 +144,35 @@ fn p16_the_disk_may_fill_up_anywhere() {
             for at in (2..8).map(|round| round * 5_000).filter(|at| *at >= floor_ms) {
                 assert!(store.peek(&key(at as u64 + 399)).unwrap().is_some());
             }
+        }
+    }
+}
+
+/// A group that failed and was in nevertheless counts for its tail: or the tail would go while the group is still needed.
+#[test]
+fn p16_a_tail_stays_for_a_group_that_got_in_when_the_disk_was_full() {
+    for later in 1..16 {
+        let disk = FaultyDisk::default();
+        let store = Store::open_on(Arc::new(disk.clone()), options(), 1).unwrap();
+        store.bind(&identity()).unwrap();
+        disk.trouble_at(disk.operations() + later, Trouble::NoRoom);
+        let facts = [(1, 1, 30_000), (2, 2, 5_000), (3, 3, 30_000)];
+        for (number, sequence, at) in facts {
+            let blocks = [block("a", sequence, vec![fact(number, at, Settled::Written)])];
+            let ticket = store.settle(&[checkpoint("a", sequence, 30_000)], &blocks, 0).unwrap();
+            while full(store.wait_durable(ticket)) {
+                full(store.expire(0).map(drop));
+            }
+        }
+        assert_eq!(store.expire(0).unwrap().retire_ms, 18_000);
+        drop(store);
+        let store = open(&disk);
+        for (number, _, at) in facts {
+            assert_eq!(
+                store.peek(&key(number)).unwrap().is_some(),
+                at >= 18_000,
+                "key {number}, no room at {later}"
+            );
         }
     }
 }
