@@ -1,11 +1,14 @@
-//! Facts and their packed form: [`Entry`], [`Block`] (P2). The bytes are described in `FORMAT.md`. Pure.
+//! The packed form of facts: [`Block`] (P2). The bytes are described in `FORMAT.md`. Pure.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::fingerprint::{Algorithm, Digest, Fingerprint, Hasher};
+use crate::{
+    fact::{Entry, Settled},
+    fingerprint::{Algorithm, Digest, Fingerprint, Hasher},
+};
 
 const MAGIC: [u8; 4] = *b"OGbk";
 const FORMAT_VERSION: u16 = 1;
@@ -16,57 +19,6 @@ const ENTRY_BYTES: usize = 28;
 const WIDE_ENTRY_BYTES: usize = 32;
 const FLAG_WIDE: u8 = 1;
 const DIGEST_MASK: u64 = (1 << 56) - 1;
-
-/// What took effect, as stored with a key. `Forgotten` takes a key back (P12).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[repr(u8)]
-pub enum Settled {
-    /// The key was taken back by an operator; a later record with it is new.
-    Forgotten = 0,
-    /// A row was made.
-    Written = 1,
-    /// A row was changed.
-    Updated = 2,
-    /// A newer row, or in `insert` mode any row, was there: nothing changed.
-    Stale = 3,
-    /// The sink refused the row, and the route settles refusals.
-    Rejected = 4,
-    /// The record went to the dead letters.
-    DeadLettered = 5,
-}
-
-impl Settled {
-    /// The outcome of a number found in a block; none if this build does not know it.
-    pub fn from_number(number: u8) -> Option<Self> {
-        Some(match number {
-            0 => Settled::Forgotten,
-            1 => Settled::Written,
-            2 => Settled::Updated,
-            3 => Settled::Stale,
-            4 => Settled::Rejected,
-            5 => Settled::DeadLettered,
-            _ => return None,
-        })
-    }
-
-    /// The record was kept out of the sink's table: a replay of its dead letter may still take effect (P2).
-    pub fn refused(self) -> bool {
-        matches!(self, Settled::Rejected | Settled::DeadLettered)
-    }
-}
-
-/// One settled key (P2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// The key.
-    pub fingerprint: Fingerprint,
-    /// Of the record that took effect.
-    pub digest: Digest,
-    /// Event time, ms since the epoch.
-    pub event_ms: i64,
-    /// What it did.
-    pub settled: Settled,
-}
 
 /// The facts of one batch for one shard, packed: the same bytes in the tail, in a sink's mark and in an export (P2).
 #[derive(Clone, Debug)]

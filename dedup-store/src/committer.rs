@@ -174,9 +174,22 @@ impl Held {
     }
 }
 
+/// Stops the store if the committer panics: nobody may wait for it then.
+struct StopOnPanic<'a>(&'a Shared);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.held.lock().stopped.get_or_insert_with(|| "the committer panicked".to_owned());
+            self.0.done.notify_all();
+        }
+    }
+}
+
 /// The committer's loop; ends when the store closes or stops.
 pub(crate) fn run(shared: &Shared) {
     let Some(files) = &shared.files else { return };
+    let _stop = StopOnPanic(shared);
     while await_work(shared) {
         let mut files = files.lock();
         let Some(group) = next_group(shared) else {

@@ -68,8 +68,19 @@ pub struct TailStats {
 }
 
 impl Files {
-    /// Opens the files in `disk`, or makes them. Facts follow by [`Files::replay`].
+    /// Opens the files in `disk`, or makes them. Facts follow by [`Files::replay`]. On a full disk the reserve is given back.
     pub(crate) fn open(disk: Arc<dyn Disk>, width_ms: i64, roll_bytes: u64) -> Result<Self, Fail> {
+        match Self::open_once(Arc::clone(&disk), width_ms, roll_bytes) {
+            Err(Fail::Full(text)) => {
+                warn!(text, "the disk is full: the reserve is given back");
+                disk.remove(RESERVE_NAME).map_err(|error| Fail::of_io("cannot free the reserve", &error))?;
+                Self::open_once(disk, width_ms, roll_bytes)
+            }
+            done => done,
+        }
+    }
+
+    fn open_once(disk: Arc<dyn Disk>, width_ms: i64, roll_bytes: u64) -> Result<Self, Fail> {
         let folder = disk.folder().display().to_string();
         let names = disk.list().map_err(|error| Fail::of_io(&format!("cannot list {folder}"), &error))?;
         let mut manifest = match Manifest::load(&*disk, &names)? {
@@ -121,13 +132,7 @@ impl Files {
             sizes: BTreeMap::new(),
             reserve: names.iter().any(|name| name == RESERVE_NAME),
         };
-        match files.manifest.replace(&*files.disk) {
-            Err(Fail::Full(_)) if files.reserve => {
-                files.free_reserve()?;
-                files.manifest.replace(&*files.disk)?;
-            }
-            other => other?,
-        }
+        files.manifest.replace(&*files.disk)?;
         if let (Some(hasher), Some(generation)) = (&files.hasher, files.manifest.tails.keys().next_back()) {
             let (tail, standing) = Tail::open(&*files.disk, hasher, *generation)?;
             files.last_group = tail.group();

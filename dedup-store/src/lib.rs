@@ -3,11 +3,82 @@
 //! One [`Store`] per route. It knows no sink, no HTTP and no Kafka: it is handed fingerprints and says
 //! what is known of them ([`Store::claim`]), and is told what took effect ([`Store::settle`]).
 //! All calls are synchronous; time is passed in by the caller.
+//!
+//! ```
+//! use dedup_store::*;
+//!
+//! # fn main() -> Result<(), StoreError> {
+//! let store = Store::in_memory(StoreOptions {
+//!     window_ms: 3_600_000,
+//!     lateness_ms: 60_000,
+//!     idle_after_ms: 30_000,
+//!     max_disk_bytes: 1 << 30,
+//!     max_memory_bytes: 1 << 30,
+//!     commit_interval_ms: 5,
+//! });
+//! let secret = std::array::from_fn(|index| index as u8); // random in earnest
+//! let identity = Identity { route_id: [1; 16], key_spec_id: 7, algorithm: Algorithm::Xxh3Secret, secret };
+//! let hasher = store.bind(&identity)?;
+//!
+//! let fingerprint = hasher.fingerprint(&[hasher.prefix(), b"order-1"].concat());
+//! let digest = hasher.digest(b"{\"order\": 1}");
+//! let event_ms = 1_700_000_000_000;
+//! let item = Item { fingerprint, digest, event_ms, floor_ms: i64::MIN, admit_late: false, replay_dead_letter: false };
+//!
+//! // Lane 0 takes the key, writes the record, and says that it took effect.
+//! let mut verdicts = Vec::new();
+//! store.claim(0, event_ms + 60_000, &[item], &mut verdicts)?;
+//! assert_eq!(verdicts, [Verdict::New { late: false }]);
+//! let entry = Entry { fingerprint, digest, event_ms, settled: Settled::Written };
+//! let block = Block::encode(&hasher, "http/0", 1, vec![entry]);
+//! let checkpoint = Checkpoint {
+//!     shard: "http/0".into(),
+//!     sequence: 1,
+//!     position: None,
+//!     watermark_ms: event_ms,
+//!     floor_ms: i64::MIN,
+//! };
+//! let ticket = store.settle(&[checkpoint], &[block], event_ms)?;
+//! store.wait_durable(ticket)?;
+//!
+//! // A copy is told.
+//! verdicts.clear();
+//! store.claim(1, event_ms + 60_000, &[item], &mut verdicts)?;
+//! assert_eq!(verdicts, [Verdict::Duplicate(Settled::Written)]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Inside
+//!
+//! - Facts lie in memory, in one exact table per slot of event time; a probe looks at every slot, newest first.
+//! - On disk they are packed blocks in tails, in the order in which they were settled, each group together with the
+//!   checkpoints that it belongs to (`FORMAT.md`). One thread commits what was settled since the last time, at once.
+//! - Opening replays the tails: the state is that of one checkpoint and all groups up to it.
+//! - [`Store::expire`] drops whole slots and whole tails below the retirement floor of the last durable checkpoint.
+//!
+//! # Why a key takes effect once, whatever the watermarks say
+//!
+//! Let `floor` be the store's floor: facts below it may be forgotten, those at or above it are held. It only rises, also across
+//! crashes: it is the G of a durable checkpoint, and a tail is unlinked only after the manifest holds the floor that let it go.
+//! Copies of an event lie at most a window apart. A key is new only if no slot holds it and its event time is at least
+//! `floor + window`. Had a copy of it taken effect before, that fact's time would be at least `floor`, so it would be held, and be
+//! found: a contradiction. A watermark that is wrong raises `floor` too far, and makes records late; never new.
+//!
+//! A shard that moves to another store takes its floor along, in [`Checkpoint::floor_ms`] and [`Item::floor_ms`]: the owner that
+//! expires marks raises the shard's floor in the same transaction. The new owner has learnt all marks, so what it does not hold lies
+//! below that floor, and the same argument holds with the higher of the two floors.
+//!
+//! # When the disk fails or is full
+//!
+//! An IO error stops the store: every call answers [`StoreError::Stopped`] until it is opened again. A full disk or a used-up budget
+//! is back-pressure: claims answer [`StoreError::Full`], what was claimed can still be settled, and expiry makes room.
 
 mod block;
 mod committer;
 mod disk;
 mod error;
+mod fact;
 mod files;
 mod fingerprint;
 mod floors;
@@ -24,8 +95,9 @@ mod testing;
 mod tests;
 mod verify;
 
-pub use block::{Block, BlockError, Entry, Settled};
+pub use block::{Block, BlockError};
 pub use error::{Budget, StoreError};
+pub use fact::{Entry, Settled};
 pub use files::TailStats;
 pub use fingerprint::{Algorithm, Digest, Fingerprint, Hasher, Identity, RECIPE_VERSION};
 pub use floors::{Checkpoint, Floors};

@@ -8,7 +8,8 @@ use std::{
 use hashbrown::HashTable;
 
 use crate::{
-    block::{Block, Entry, Settled},
+    block::Block,
+    fact::{Entry, Settled},
     fingerprint::{Digest, Fingerprint},
     floors::{Checkpoint, Clock, Floors, Spans},
     table::{Found, SlotStats, Slots, bits},

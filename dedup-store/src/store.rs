@@ -11,10 +11,11 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    block::{Block, Entry},
+    block::Block,
     committer::{self, Held, Shared},
     disk::{self, Disk, Folder},
     error::{Budget, StoreError},
+    fact::Entry,
     files::{self, Files},
     fingerprint::{Fingerprint, Hasher, Identity},
     floors::{Checkpoint, Clock, Floors, Spans},
@@ -189,7 +190,7 @@ impl Store {
     /// The batch took effect: its facts replace the claims, and `checkpoints` move on, in one group commit.
     /// Blocks are taken in the order given; a key that is known already keeps its fact, but for a refusal, which yields to an
     /// effect (P2). A checkpoint that lies behind the known one moves only watermark and floor, and those only up. Also for
-    /// facts learnt from marks. Never refused for lack of room.
+    /// facts learnt from marks. Never refused for lack of room, but it waits for the disk while 64 MiB are on their way there.
     pub fn settle(
         &self,
         checkpoints: &[Checkpoint],
@@ -405,7 +406,7 @@ impl Held {
             (Budget::Memory, self.memory_bytes(), options.max_memory_bytes),
             (Budget::Disk, self.disk_bytes + self.pending.bytes, options.max_disk_bytes),
         ];
-        match budgets.into_iter().find(|(_, used, bound)| used >= bound) {
+        match budgets.into_iter().find(|(_, used, bound)| *used > 0 && used >= bound) {
             Some((budget, used, bound)) => Err(StoreError::Full { budget, used, bound }),
             None => Ok(()),
         }

@@ -5,7 +5,7 @@
 use hashbrown::HashTable;
 
 use crate::{
-    block::{Entry, Settled},
+    fact::{Entry, Settled},
     fingerprint::{Digest, Fingerprint},
 };
 

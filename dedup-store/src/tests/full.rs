@@ -176,3 +176,26 @@ fn p16_a_tail_stays_for_a_group_that_got_in_when_the_disk_was_full() {
         }
     }
 }
+
+#[test]
+fn p16_a_store_opens_on_a_full_disk() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..3_000, 1_000);
+    disk.set_room(Some(disk.used()));
+    // It dies while full, with a repair to be done.
+    let crashed = disk.after_crash(Survival::Everything);
+    crashed.set_room(Some(crashed.used()));
+    let store = open(&crashed);
+    assert_eq!(store.stats(0).keys, 3_000);
+    // Without a byte of room, and the reserve used up, it is the disk that is to blame.
+    drop(store);
+    crashed.set_room(Some(0));
+    match Store::open_on(Arc::new(crashed.clone()), options(), ROLL_BYTES) {
+        Ok(store) => assert_eq!(store.stats(0).keys, 3_000),
+        Err(StoreError::Io(text)) => assert!(text.contains("storage space"), "{text}"),
+        Err(other) => panic!("{other}"),
+    }
+    crashed.set_room(None);
+    assert_eq!(open(&crashed).stats(0).keys, 3_000);
+}

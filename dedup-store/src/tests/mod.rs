@@ -7,3 +7,4 @@ mod floors;
 mod folder;
 mod full;
 mod protocol;
+mod replay;
