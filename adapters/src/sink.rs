@@ -334,8 +334,8 @@ pub trait Session: Send {
     /// Makes a new connection if there is none. Takes `shards` over (epoch + 1 each) and says what the sink knows of them, in the
     /// order given. Ends a frozen owner that blocks it (P5).
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError>;
-    /// Ids of the route's shards that start with `prefix`.
-    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError>;
+    /// The route's shards whose ids start with `prefix`, ordered by id, as they stand; takes none of them.
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError>;
     /// Writes one batch whole: fence, rows, dead letters, marks, in one transaction.
     async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError>;
     /// After `Unknown`: a new connection, epoch + 1, then looks. Answers with the shards' states as re-acquired.

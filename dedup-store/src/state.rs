@@ -114,10 +114,11 @@ impl State {
         (self.clock, self.floor_ms, self.intents) = (clock, floor_ms, intents);
     }
 
-    /// Drops all but the intents: what they began may still have happened.
+    /// Drops all but the intents, for what they began may still have happened, and the claims, for their batches may be on their
+    /// way to the sink: whoever holds them settles them or gives them back.
     pub(crate) fn discard(&mut self) {
-        let intents = std::mem::take(&mut self.intents);
-        *self = State { intents, ..State::new(self.spans, self.slots.width_ms()) };
+        let (intents, claims) = (std::mem::take(&mut self.intents), std::mem::take(&mut self.claims));
+        *self = State { intents, claims, ..State::new(self.spans, self.slots.width_ms()) };
     }
 
     /// One verdict an item, in order, appended to `verdicts`.

@@ -266,8 +266,13 @@ impl Store {
         self.shared.held.lock().state.checkpoint(shard).cloned()
     }
 
-    /// Drops every fact, claim, floor and checkpoint (P6: the sink went back); durable when it returns. The identity stays, and
-    /// so do begun effects, which no sink can prove.
+    /// The last known checkpoints of all shards, ordered by shard.
+    pub fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.shared.held.lock().state.checkpoints()
+    }
+
+    /// Drops every fact, floor and checkpoint (P6: the sink went back); durable when it returns. The identity stays, and so do
+    /// begun effects, which no sink can prove, and claims: their batches may be on their way.
     pub fn discard(&self) -> Result<(), StoreError> {
         let mut files = self.shared.files.as_ref().map(Mutex::lock);
         let mut held = self.shared.held.lock();

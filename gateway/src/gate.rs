@@ -341,32 +341,26 @@ impl Opening<'_> {
         let mut wanted: Vec<ShardId> = (0..lanes).map(call_shard).collect();
         // An instance that takes no calls leaves the callers' shards to the one that does.
         let callers = if lanes > 0 { session.shards("http/").await? } else { Vec::new() };
-        for shard in callers {
-            if !wanted.contains(&shard) {
-                wanted.push(shard);
+        for state in callers {
+            if !wanted.contains(&state.shard) {
+                wanted.push(state.shard);
             }
         }
         let mut states = Vec::with_capacity(wanted.len());
         for shard in &wanted {
             states.push(self.take(session, shard).await?);
         }
-        let mut history = *self.route.history.read();
-        for state in &states {
-            let known = self.route.known_sequence(&state.shard);
-            if state.sequence < known {
-                warn!(route = %self.route.name, shard = %state.shard, known, sink = state.sequence,
-                    "the sink went back: batches {} to {known} of the shard are lost there; callers of the HTTP door have to \
-                     send them again", state.sequence + 1);
-                self.route.metrics.sink_regressed();
-                history = self.route.rebuild(session, history, wall_ms()).await.map_err(learnt)?;
-            }
+        let history = *self.route.history.read();
+        if let Some(behind) = self.route.behind(session).await.map_err(learnt)? {
+            self.route.report(&behind);
+            self.route.rebuild(session, history, wall_ms()).await.map_err(learnt)?;
         }
         for state in &states {
             let known = self.route.known_sequence(&state.shard);
             self.route.catch_up(session, state, known, wall_ms()).await.map_err(learnt)?;
         }
         // A key that came through a relay must be known to callers too.
-        for shard in session.shards("").await? {
+        for ShardState { shard, .. } in session.shards("").await? {
             if !wanted.contains(&shard) {
                 self.route.learn_marks_of(session, &shard, wall_ms()).await.map_err(learnt)?;
             }

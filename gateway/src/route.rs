@@ -10,7 +10,7 @@ use adapters::sink::{Mark, Session, ShardId, ShardState, SinkError};
 use dedup_store::{Block, Checkpoint, Hasher, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::{
     clock::ArrivalClock,
@@ -44,6 +44,22 @@ pub(crate) struct Route {
     pub(crate) arrival: bool,
     /// Admission floor of the arrival clock, ms.
     pub(crate) admission_ms: AtomicI64,
+}
+
+/// A shard whose state in the sink lies behind what is known here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Behind {
+    shard: ShardId,
+    /// The last sequence known here.
+    known: i64,
+    /// The sink's.
+    sink: i64,
+}
+
+impl Behind {
+    pub(crate) fn new(shard: ShardId, known: i64, sink: i64) -> Self {
+        Self { shard, known, sink }
+    }
 }
 
 /// Why facts could not be learnt.
@@ -119,6 +135,35 @@ impl Route {
     /// What the store knows of a shard: the last sequence.
     pub(crate) fn known_sequence(&self, shard: &str) -> i64 {
         self.store.checkpoint(shard).map_or(0, |checkpoint| checkpoint.sequence)
+    }
+
+    /// The shards whose state in the sink lies behind what is known here (P6), if any. A lane that compared its own shards alone
+    /// would answer with facts that other lanes' shards have lost.
+    pub(crate) async fn behind(&self, session: &mut dyn Session) -> Result<Option<Vec<Behind>>, LearnError> {
+        // What is known is read first: whatever settles meanwhile moves the sink further.
+        let known = self.store.checkpoints();
+        let states = session.shards("").await?;
+        let behind = known.into_iter().filter_map(|checkpoint| {
+            let state = states.iter().find(|state| state.shard == checkpoint.shard);
+            let sink = state.map_or(0, |state| state.sequence);
+            (sink < checkpoint.sequence).then_some(Behind {
+                shard: checkpoint.shard,
+                known: checkpoint.sequence,
+                sink,
+            })
+        });
+        let behind: Vec<Behind> = behind.collect();
+        Ok((!behind.is_empty()).then_some(behind))
+    }
+
+    /// Says what the sink has lost.
+    pub(crate) fn report(&self, behind: &[Behind]) {
+        self.metrics.sink_regressed();
+        for Behind { shard, known, sink } in behind {
+            error!(route = %self.name, %shard, known, sink,
+                "the sink went back: batches {} to {known} of the shard are lost there; a relay reads them again, callers of \
+                 the HTTP door have to send them again", sink + 1);
+        }
     }
 
     /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many, and the last sequence.
@@ -216,7 +261,7 @@ impl Route {
         }
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
-        for shard in session.shards("").await? {
+        for ShardState { shard, .. } in session.shards("").await? {
             facts += self.learn_marks(session, &shard, 0, now_ms).await?.0;
         }
         self.learnt.store(history, Ordering::Release);

@@ -574,15 +574,16 @@ impl Session for PostgresSession {
         self.acquire_from(shards, &how, None).await
     }
 
-    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError> {
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
         let link = self.connect().await?;
         let query = format!(
-            "SELECT shard FROM {} WHERE route = $1 AND starts_with(shard, $2) ORDER BY shard",
+            "SELECT shard, epoch, sequence, position, watermark_ms, floor_ms FROM {} \
+             WHERE route = $1 AND starts_with(shard, $2) ORDER BY shard",
             self.shared.tables.shards
         );
         let result = bounded(self.limit(), async {
             let rows = link.client.query(&query, &[&self.route, &prefix]).await?;
-            Ok(rows.iter().map(|row| ShardId::from(row.get::<_, &str>(0))).collect())
+            Ok(rows.iter().map(state).collect())
         })
         .await;
         self.settle(link, result).await

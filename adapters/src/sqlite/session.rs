@@ -188,7 +188,7 @@ impl Session for SqliteSession {
         .await
     }
 
-    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError> {
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
         let (config, route, prefix) = (self.config.clone(), self.route.clone(), prefix.to_owned());
         self.run(move |db| {
             db.look(&config, |connection| {
@@ -382,13 +382,22 @@ fn raise(
         })
 }
 
-fn shards(connection: &Connection, route: &str, prefix: &str) -> rusqlite::Result<Vec<ShardId>> {
+fn shards(connection: &Connection, route: &str, prefix: &str) -> rusqlite::Result<Vec<ShardState>> {
     connection
         .prepare_cached(
-            "SELECT shard FROM oncegate_shards
+            "SELECT shard, epoch, sequence, position, watermark_ms, floor_ms FROM oncegate_shards
              WHERE route = ?1 AND shard >= ?2 AND substr(shard, 1, length(?2)) = ?2 ORDER BY shard",
         )?
-        .query_map([route, prefix], |row| row.get::<_, String>(0).map(ShardId::from))?
+        .query_map([route, prefix], |row| {
+            Ok(ShardState {
+                shard: row.get::<_, String>(0)?.into(),
+                epoch: row.get(1)?,
+                sequence: row.get(2)?,
+                position: row.get(3)?,
+                watermark_ms: row.get(4)?,
+                floor_ms: row.get(5)?,
+            })
+        })?
         .collect()
 }
 

@@ -174,7 +174,7 @@ fn rule9_a_duplicate_does_not_extend_a_keys_life() {
 }
 
 #[test]
-fn p6_discard_drops_facts_claims_floors_and_checkpoints() {
+fn p6_discard_drops_facts_floors_and_checkpoints_and_keeps_claims() {
     let store = store();
     settle(&store, "a", 5, [1], 50_000);
     store.expire(50_000).unwrap();
@@ -182,6 +182,12 @@ fn p6_discard_drops_facts_claims_floors_and_checkpoints() {
     store.discard().unwrap();
     assert_eq!(store.checkpoint("a"), None);
     assert_eq!(store.floors(0), Floors { watermark_ms: None, retire_ms: i64::MIN });
+    let in_flight = claim(&store, 2, item(2, 50_000));
+    assert!(
+        matches!(in_flight, Verdict::InFlight { lane: 1, .. }),
+        "its batch may be on its way: {in_flight:?}"
+    );
+    store.release(1, &[key(2)]);
     assert_eq!(claim(&store, 1, item(2, 0)), NEW);
     assert_eq!(claim(&store, 1, item(1, 0)), NEW);
     assert!(store.identity().is_some());

@@ -16,7 +16,10 @@ use super::{
     run::{CALL_SLOT, Flight, Lane},
     shard::{OwnedShard, Standing},
 };
-use crate::{clock::wall_ms, route::LearnError};
+use crate::{
+    clock::wall_ms,
+    route::{Behind, LearnError},
+};
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const EXPIRE_MARKS: Duration = Duration::from_secs(30);
@@ -97,6 +100,13 @@ impl Lane {
         // A rebuild that another lane began, or left half done, comes first: until it is whole, facts are missing.
         let learnt = self.route.complete(&mut *self.session, wall_ms()).await;
         let mut history = learnt.map_err(|fault| fault.to_string())?;
+        if let Some(behind) =
+            self.route.behind(&mut *self.session).await.map_err(|fault| fault.to_string())?
+        {
+            self.route.report(&behind);
+            let rebuilt = self.route.rebuild(&mut *self.session, history, wall_ms()).await;
+            history = rebuilt.map_err(|fault| fault.to_string())?;
+        }
         let mut rewind_all = history != self.history;
         let mut relays: BTreeMap<u32, ShardId> = self
             .slots
@@ -132,9 +142,7 @@ impl Lane {
                     Standing::Level => self.adopt(*slot, &state, rewind_all),
                     Standing::SinkAhead => self.adopt(*slot, &state, true),
                     Standing::Regressed => {
-                        error!(route = %self.route.name, lane = self.id, shard = %id, known, sink = state.sequence,
-                            "the sink went back: batches {} to {known} of the shard are lost there; a relay reads them again, \
-                             callers of the HTTP door have to send them again", state.sequence + 1);
+                        self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
                         let rebuilt = self.route.rebuild(&mut *self.session, history, now_ms).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
@@ -191,8 +199,7 @@ impl Lane {
             let known = self.route.known_sequence(&id);
             let standing = self.route.catch_up(&mut *self.session, &state, known, wall_ms()).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
-                error!(route = %self.route.name, lane = self.id, shard = %id, known, sink = state.sequence,
-                    "the sink went back: the shard's lost batches are read again");
+                self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
                 let rebuilt = self.route.rebuild(&mut *self.session, self.history, wall_ms()).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 // The lane's other shards belong to the lost history too.
@@ -211,7 +218,6 @@ impl Lane {
     /// The shard is not this lane's any more: its records are dropped where they wait.
     pub(super) fn drop_slot(&mut self, slot: u32) {
         self.slots.remove(&slot);
-        self.tally.remove(&slot);
         self.unpark = true;
     }
 

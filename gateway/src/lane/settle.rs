@@ -1,9 +1,6 @@
 //! Settle and answer: facts to the store, outcomes to callers, positions to the Kafka door.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use adapters::sink::{Receipts, RowOutcome};
 use dedup_store::{Block, Fingerprint, StoreError};
@@ -95,7 +92,7 @@ impl Lane {
         for (_, reply) in self.notes.drain(..noted) {
             drop(reply.send(Ok(())));
         }
-        self.positions_settled(&flight.slots);
+        self.positions_settled(&flight);
         for slot in silent.into_iter().filter(|slot| *slot != CALL_SLOT) {
             self.stop_slot(slot, "the sink took a batch and did not say what became of each record of it");
         }
@@ -104,21 +101,24 @@ impl Lane {
     }
 
     /// Positions are in the sink: what they cover is counted, and the group's offsets may follow.
-    fn positions_settled(&mut self, slots: &[u32]) {
+    fn positions_settled(&mut self, flight: &Flight) {
         self.positions_at = Instant::now();
-        for slot in slots {
-            let position = self.slots.get(slot).and_then(|shard| shard.position);
-            let mut counts: BTreeMap<&'static str, (Outcome, u64)> = BTreeMap::new();
+        for (slot, step) in flight.slots.iter().zip(&flight.steps) {
+            let position = step.position;
+            let mut counts = [0; Outcome::ALL.len()];
             if let Some(tally) = self.tally.get_mut(slot) {
                 tally.retain(|(offset, outcome)| {
                     let covered = position.is_some_and(|position| *offset < position);
                     if covered {
-                        counts.entry(outcome.word()).or_insert((*outcome, 0)).1 += 1;
+                        counts[*outcome as usize] += 1;
                     }
                     !covered
                 });
             }
-            counts.into_values().for_each(|(outcome, records)| self.route.metrics.count(outcome, records));
+            for (outcome, records) in Outcome::ALL.into_iter().zip(counts).filter(|(_, records)| *records > 0)
+            {
+                self.route.metrics.count(outcome, records);
+            }
             if let (Some(events), Some(shard)) = (&self.events, self.slots.get(slot)) {
                 self.route.metrics.watermark(shard.watermark_ms);
                 if let Some(position) = shard.position {
@@ -126,6 +126,8 @@ impl Lane {
                 }
             }
         }
+        // Of shards that were handed over, the next owner counts what it reads again.
+        self.tally.retain(|slot, _| self.slots.contains_key(slot));
     }
 
     /// The record has its outcome: counted once, then told.
@@ -136,10 +138,7 @@ impl Lane {
                 self.works.answer(record.taken, answer);
             }
             Via::Relay => {
-                // Of a shard that was handed over, the next owner counts what it reads again.
-                if let Some(offset) = record.named().position
-                    && self.slots.contains_key(&record.slot)
-                {
+                if let Some(offset) = record.named().position {
                     self.tally.entry(record.slot).or_default().push((offset, answer.outcome));
                 }
                 self.works.drop_record(record.taken);

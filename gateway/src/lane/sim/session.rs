@@ -208,16 +208,16 @@ impl Session for FakeSession {
         self.end(fault, states)
     }
 
-    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardId>, SinkError> {
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
         let fault = self.begin(Call::Look).await?;
         let all = self
             .world
             .lock()
             .db
             .shards
-            .keys()
-            .filter(|shard| shard.starts_with(prefix))
-            .map(|shard| ShardId::from(shard.as_str()))
+            .iter()
+            .filter(|(shard, _)| shard.starts_with(prefix))
+            .map(|(shard, row)| row.state(shard))
             .collect();
         self.end(fault, all)
     }
