@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use super::{
     SqliteConfig,
@@ -521,13 +521,22 @@ fn initially_deferred(sql: &str) -> bool {
     initially && words.any(|word| word.eq_ignore_ascii_case("deferred"))
 }
 
+/// Makes the table if it is missing, whole or not at all; several instances may try at once.
+fn create(connection: &mut Connection, config: &SqliteConfig, ddl: &str) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    if Table::read(&transaction, &config.table)?.is_none() {
+        transaction.execute_batch(ddl)?;
+    }
+    transaction.commit()
+}
+
 /// The start-up checks.
 pub(super) fn probe(config: &SqliteConfig) -> Result<Layout, Vec<Misfit>> {
     let early = config_misfits(config);
     if config.path.as_os_str().is_empty() || config.path.as_os_str() == ":memory:" {
         return Err(early);
     }
-    let connection = schema::open(config).map_err(|error| {
+    let mut connection = schema::open(config).map_err(|error| {
         let mut misfits = early;
         misfits.push(match error {
             OpenError::Sqlite(error) => unreadable(config, &error),
@@ -548,8 +557,7 @@ pub(super) fn probe(config: &SqliteConfig) -> Result<Layout, Vec<Misfit>> {
         }
     }
     if let Some(ddl) = &config.create
-        && matches!(Table::read(&connection, &config.table), Ok(None))
-        && let Err(error) = connection.execute_batch(ddl)
+        && let Err(error) = create(&mut connection, config, ddl)
     {
         misfits.push(misfit(
             format!("the DDL in create failed: {}", schema::text(&error)),

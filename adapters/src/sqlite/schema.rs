@@ -1,6 +1,6 @@
 //! The bookkeeping tables, how a connection is opened, and SQLite's errors in the sink's words.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, functions::FunctionFlags};
 
@@ -79,7 +79,7 @@ pub(super) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(&config.path, flags)?;
     connection.busy_timeout(config.busy_timeout.max(Duration::from_millis(1)))?;
-    let journal: String = connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    let journal = write_ahead(&connection, config.busy_timeout)?;
     if !journal.eq_ignore_ascii_case("wal") {
         return Err(OpenError::NotDurable(format!("its journal mode stays {journal:?} where WAL is needed")));
     }
@@ -113,6 +113,23 @@ pub(super) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
         transaction.commit()?;
     }
     Ok(connection)
+}
+
+/// Turns the write-ahead log on. A new file is changed under a lock that SQLite does not wait for, so this waits.
+fn write_ahead(connection: &Connection, patience: Duration) -> rusqlite::Result<String> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)) {
+            Err(error) if is_busy(&error) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
 /// `PRAGMA x = y` answers with a row on some settings, which `execute_batch` may report as an error.

@@ -66,6 +66,7 @@ pub async fn p3_all_shards_of_a_route_are_found<T: Target>(target: &T) {
     let found = session.shards("http/").await.expect("without any connection before");
     assert_eq!(found.iter().map(|state| &*state.shard).collect::<Vec<_>>(), ["http/0", "http/1", "http/10"]);
     assert_eq!(session.shards("").await.expect("all").len(), 5);
+    assert_eq!(found[..1], bed.shards, "as they stand: nothing was raised");
     assert!(session.shards("nothing").await.expect("none").is_empty());
     assert!(!session.connected(), "only acquire makes the connection that verdicts may rest on");
 }

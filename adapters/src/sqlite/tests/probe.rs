@@ -153,3 +153,23 @@ fn names_are_quoted() {
     case.config.table = "we\"ird table".to_owned();
     assert_eq!(case.misfits(), [""; 0]);
 }
+
+#[test]
+fn several_instances_may_start_at_once_on_a_new_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = SqliteConfig::new(folder.path().join("rows.db"), "t");
+    config.create = Some("CREATE TABLE t (id INTEGER PRIMARY KEY); CREATE INDEX i ON t (id)".to_owned());
+    std::thread::scope(|scope| {
+        let probes: Vec<_> = (0..8).map(|_| scope.spawn(|| probe::probe(&config))).collect();
+        for probe in probes {
+            probe.join().unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn create_leaves_nothing_half_made() {
+    let mut case = case("CREATE TABLE other (id)", Mode::Insert, &[]);
+    case.config.create = Some("CREATE TABLE t (id); CREATE TABLE other (id)".to_owned());
+    assert_eq!(case.misfits().len(), 2, "the DDL failed, and there is no table");
+}
