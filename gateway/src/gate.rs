@@ -714,6 +714,23 @@ impl Gate {
     }
 }
 
+/// Counts records in flight for as long as their caller waits, however the wait ends.
+struct InFlight<'a>(&'a Route, i64);
+
+impl<'a> InFlight<'a> {
+    fn new(route: &'a Route, records: usize) -> Self {
+        let records = i64::try_from(records).unwrap_or(i64::MAX);
+        route.metrics.in_flight(records);
+        Self(route, records)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.metrics.in_flight(-self.1);
+    }
+}
+
 /// Gives the claim of `Gate::once` back, whichever way it ends; a settled key has none any more.
 struct Claim {
     route: Arc<Route>,
@@ -774,25 +791,30 @@ impl Submit for Gate {
 
     async fn submit(&self, chunk: Chunk) -> Vec<Answer> {
         let records = chunk.records.len();
-        self.0.route.metrics.in_flight(records as i64);
+        let _gauge = InFlight::new(&self.0.route, records);
         let mut cut = self.split(chunk);
-        let answers = match cut.pop() {
+        match cut.pop() {
             Some((lane, chunk, places)) if cut.is_empty() && places.is_empty() => self.ask(lane, chunk).await,
             last => {
                 let parts = cut.into_iter().chain(last);
                 let asked =
                     parts.map(|(lane, chunk, places)| async move { (self.ask(lane, chunk).await, places) });
-                let mut placed: Vec<(usize, Answer)> = futures_util::future::join_all(asked)
-                    .await
-                    .into_iter()
-                    .flat_map(|(answers, places)| places.into_iter().zip(answers))
-                    .collect();
-                placed.sort_unstable_by_key(|(place, _)| *place);
-                placed.into_iter().map(|(_, answer)| answer).collect()
+                // Silence is not success (rule 5): a place that no lane answers for stays unknown.
+                let unknown = Answer {
+                    outcome: Outcome::Unknown,
+                    fingerprint: None,
+                    first: None,
+                    problem: Some(Problem::OutcomeUnknown),
+                };
+                let mut answers = vec![unknown; records];
+                for (given, places) in futures_util::future::join_all(asked).await {
+                    for (place, answer) in places.into_iter().zip(given) {
+                        answers[place] = answer;
+                    }
+                }
+                answers
             }
-        };
-        self.0.route.metrics.in_flight(-(records as i64));
-        answers
+        }
     }
 
     fn not_ready(&self) -> Option<String> {
@@ -812,8 +834,13 @@ async fn maintain(route: std::sync::Weak<Route>) {
         let window_ms = route.rules.window_ms;
         let store = route.store.clone();
         let now_ms = wall_ms();
-        let expired = blocking(move || store.expire(now_ms)).await;
-        let Ok(Ok(floors)) = expired else { continue };
+        let looked = blocking(move || (store.expire(now_ms), store.stats(now_ms))).await;
+        let Ok((floors, stats)) = looked else { continue };
+        route.metrics.store(stats.keys, stats.disk_bytes, stats.memory_bytes);
+        let Ok(floors) = floors else { continue };
+        if let Some(watermark_ms) = floors.watermark_ms {
+            route.metrics.watermark(watermark_ms);
+        }
         if floors.retire_ms > i64::MIN {
             route.admission_ms.store(floors.retire_ms.saturating_add(window_ms), Ordering::Relaxed);
         }

@@ -140,6 +140,8 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
     };
     let doors: Vec<Arc<RouteDoor>> = config.routes.values().map(RouteDoor::starting).collect();
     let relays: Arc<Relays> = Arc::default();
+    let shown = relays.clone();
+    metrics.on_scrape(move || shown.show());
     let (stop, stopped) = watch::channel(false);
     let (admin_stop, admin_stopped) = watch::channel(false);
     let bound = |what: &str, address: SocketAddr, fault: std::io::Error| {
@@ -275,7 +277,7 @@ async fn start(
     if let (Some(relay), Some(events)) = (&route.relay, gate.take_events()) {
         let started =
             Relay::start(Arc::new(gate.clone()), relay.kafka(), relay.relay(route.skip_gaps), events);
-        relays.add(started.map_err(|fault| vec![named(&fault)])?);
+        relays.add(started.map_err(|fault| vec![named(&fault)])?, metrics.route(&route.name));
     }
     #[cfg(not(feature = "kafka"))]
     let _ = relays;
@@ -332,18 +334,30 @@ fn letters_of(route: &RouteConfig) -> Result<Option<LettersOf>, String> {
 #[derive(Default)]
 struct Relays {
     #[cfg(feature = "kafka")]
-    running: Mutex<Vec<Relay>>,
+    running: Mutex<Vec<(Relay, Arc<crate::metrics::RouteMetrics>)>>,
 }
 
 impl Relays {
     #[cfg(feature = "kafka")]
-    fn add(&self, relay: Relay) {
-        self.running.lock().push(relay);
+    fn add(&self, relay: Relay, metrics: Arc<crate::metrics::RouteMetrics>) {
+        self.running.lock().push((relay, metrics));
+    }
+
+    /// Brings the lag of each partition to the metrics.
+    fn show(&self) {
+        #[cfg(feature = "kafka")]
+        for (relay, metrics) in self.running.lock().iter() {
+            for partition in relay.status().partitions {
+                if let Some(lag) = partition.lag() {
+                    metrics.lag(&partition.at.topic, partition.at.partition, lag);
+                }
+            }
+        }
     }
 
     fn not_ready(&self) -> Option<String> {
         #[cfg(feature = "kafka")]
-        return self.running.lock().iter().find_map(|relay| relay.status().not_ready());
+        return self.running.lock().iter().find_map(|(relay, _)| relay.status().not_ready());
         #[cfg(not(feature = "kafka"))]
         None
     }
@@ -352,8 +366,8 @@ impl Relays {
         #[cfg(feature = "kafka")]
         {
             let running = std::mem::take(&mut *self.running.lock());
-            running.iter().for_each(Relay::begin_stop);
-            for relay in running {
+            running.iter().for_each(|(relay, _)| relay.begin_stop());
+            for (relay, _) in running {
                 relay.stop().await;
             }
         }

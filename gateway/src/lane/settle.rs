@@ -120,7 +120,6 @@ impl Lane {
                 self.route.metrics.count(outcome, records);
             }
             if let (Some(events), Some(shard)) = (&self.events, self.slots.get(slot)) {
-                self.route.metrics.watermark(shard.watermark_ms);
                 if let Some(position) = shard.position {
                     drop(events.send(FromLane::Progress { slot: *slot, position }));
                 }
