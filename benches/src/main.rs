@@ -3,6 +3,7 @@
 //! `cargo run --release -p benches -- list`
 
 mod http;
+mod load;
 mod relay;
 mod report;
 
@@ -37,6 +38,9 @@ enum Bench {
         #[arg(long, default_value = "")]
         arm: String,
     },
+    /// The rival of the HTTP bench, in a process of its own.
+    #[command(hide = true)]
+    Echo,
 }
 
 /// How much a bench runs.
@@ -64,6 +68,10 @@ fn main() {
                 None
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
+            Bench::Echo => {
+                http::serve_echo().await;
+                None
+            }
             Bench::Http { arm } => Some(http::run(arguments.scale, arm).await),
         }
     });
