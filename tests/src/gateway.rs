@@ -186,11 +186,14 @@ impl Gateway {
     }
 }
 
-/// The binary beside this test's executable (`target/<profile>/deps/..`), or the one that `ONCEGATE_BIN` names.
+/// The binary of the profile that this test (`target/<profile>/deps/..`) or bench (`target/<profile>/..`) was built with, or the
+/// one that `ONCEGATE_BIN` names.
 fn binary() -> PathBuf {
     let beside = || -> Option<PathBuf> {
         let test = std::env::current_exe().ok()?;
-        Some(test.parent().and_then(Path::parent)?.join("oncegate"))
+        let folder = test.parent()?;
+        let profile = if folder.ends_with("deps") { folder.parent()? } else { folder };
+        Some(profile.join("oncegate"))
     };
     let path =
         std::env::var_os("ONCEGATE_BIN").map(PathBuf::from).or_else(beside).expect("a test has a path");
