@@ -416,7 +416,7 @@ impl Session for NowhereSession {
         };
         Ok(shards.iter().map(state).collect())
     }
-    async fn shards(&mut self, _: &str) -> Result<Vec<ShardId>, SinkError> {
+    async fn shards(&mut self, _: &str) -> Result<Vec<ShardState>, SinkError> {
         Ok(Vec::new())
     }
     async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
