@@ -15,7 +15,7 @@ use rdkafka::{
     types::RDKafkaRespErr,
 };
 
-use super::TopicPartition;
+use super::{Commit, TopicPartition};
 
 /// What the group, the brokers and the client library have to say.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,8 +29,8 @@ pub enum Event {
         /// Another member may own them already (we were put out of the group): nothing may be committed.
         lost: bool,
     },
-    /// A commit has its answer, partition by partition.
-    Committed(Vec<(TopicPartition, i64, Result<(), CommitRefusal>)>),
+    /// What was given to [`super::KafkaSource::commit`] has its answer.
+    Committed(Vec<Commit>, Result<(), CommitRefusal>),
     /// Every few seconds.
     Figures {
         /// At least one broker is connected.

@@ -57,6 +57,8 @@ pub struct Commit {
     pub at: TopicPartition,
     /// The next offset to read.
     pub position: i64,
+    /// Comes back with the answer.
+    pub tag: u64,
     /// Where the partition was first read from, while the sink may still have no position of its own: kept with the commit.
     pub start: Option<i64>,
 }
@@ -264,8 +266,7 @@ fn committer(
         for commits in commits {
             let done = commit_list(&commits).and_then(|list| consumer.commit(&list, CommitMode::Sync));
             let answer = done.map_err(|error| refusal(&error));
-            let answers = commits.into_iter().map(|commit| (commit.at, commit.position, answer.clone()));
-            consumer.client().context().push(Event::Committed(answers.collect()));
+            consumer.client().context().push(Event::Committed(commits, answer));
             wake();
         }
     });

@@ -13,13 +13,13 @@ use tracing::{error, info, warn};
 
 use super::{
     RelayGate,
-    relay::{AtWork, RETRY, gone},
+    relay::{AtWork, End, RETRY, gone},
     slot::{Slot, State, Then},
 };
 use crate::lane::{AssignedShard, FromLane};
 
 impl<G: RelayGate> AtWork<'_, G> {
-    pub(super) fn serve_lanes(&mut self) -> Result<(), String> {
+    pub(super) fn serve_lanes(&mut self) -> Result<(), End> {
         self.hear();
         let mut answers = vec![];
         let mut cx = Context::from_waker(&self.waker);
@@ -101,8 +101,13 @@ impl<G: RelayGate> AtWork<'_, G> {
         | FromLane::Stopped { slot: number, .. }) = event;
         let Some(slot) = self.slots.get_mut(&number) else { return };
         match slot.state {
-            // The answer to `Assign` comes another way, and may be overtaken.
-            State::Acquiring { .. } => return slot.early.push(event),
+            // The answer to `Assign` comes another way, and may be overtaken. Progress before it is of an earlier assignment.
+            State::Acquiring { .. } => {
+                if !matches!(event, FromLane::Progress { .. }) {
+                    slot.early.push(event);
+                }
+                return;
+            }
             State::Leaving | State::Stopped { .. } => {
                 if let FromLane::Progress { position, .. } = event {
                     slot.durable = Some(position);

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::{
     RelayGate,
-    relay::{Assigning, AtWork, Leaving},
+    relay::{Assigning, AtWork, End, Leaving},
     slot::{Slot, State},
 };
 use crate::lane::ToLane;
@@ -22,7 +22,7 @@ use crate::lane::ToLane;
 const LAST_COMMIT: Duration = Duration::from_secs(2);
 
 impl<G: RelayGate> AtWork<'_, G> {
-    pub(super) fn serve_group(&mut self) -> Result<(), String> {
+    pub(super) fn serve_group(&mut self) -> Result<(), End> {
         loop {
             let deferred = if self.leaving.is_none() { self.deferred.pop_front() } else { None };
             let Some(event) = deferred.or_else(|| self.source.poll()) else { return Ok(()) };
@@ -30,15 +30,15 @@ impl<G: RelayGate> AtWork<'_, G> {
                 Event::Assigned(_) | Event::Revoked { .. } if self.leaving.is_some() => {
                     self.deferred.push_back(event)
                 }
-                Event::Assigned(partitions) => self.assigned(&partitions),
+                Event::Assigned(partitions) => self.assigned(&partitions)?,
                 Event::Revoked { partitions, lost } => {
                     let (deadline, count) = (Instant::now() + self.drain, partitions.len());
                     info!(route = self.gate.route(), partitions = count, lost, "partitions are taken back");
                     self.leave(partitions, deadline, lost, false);
                 }
-                Event::Committed(answers) => {
-                    for (at, position, answer) in answers {
-                        self.committed(&at, position, answer);
+                Event::Committed(commits, answer) => {
+                    for commit in &commits {
+                        self.committed(commit, answer.clone());
                     }
                 }
                 Event::Figures { connected, ends } => {
@@ -61,21 +61,19 @@ impl<G: RelayGate> AtWork<'_, G> {
                     self.trouble = Some(reason);
                 }
                 Event::Fatal { fenced: true, reason } => {
-                    return Err(format!(
+                    return Err(End::Failed(format!(
                         "fenced: another process has joined the group under this instance's name: {reason}"
-                    ));
+                    )));
                 }
-                Event::Fatal { fenced: false, reason } => return Err(reason),
+                Event::Fatal { fenced: false, reason } => return Err(End::Again(reason)),
             }
         }
     }
 
-    fn assigned(&mut self, partitions: &[TopicPartition]) {
-        let readers = match self.source.take(partitions) {
-            Ok(readers) => readers,
-            // The group has gone on: its next word is on its way.
-            Err(fault) => return warn!(route = self.gate.route(), %fault, "an assignment cannot be taken"),
-        };
+    fn assigned(&mut self, partitions: &[TopicPartition]) -> Result<(), End> {
+        let readers = self.source.take(partitions);
+        let readers =
+            readers.map_err(|fault| End::Again(format!("an assignment cannot be taken: {fault}")))?;
         let mut numbers = vec![];
         for reader in readers {
             let free = u32::try_from(self.numbers.len()).expect("a cluster has fewer partitions than 2^32");
@@ -88,6 +86,7 @@ impl<G: RelayGate> AtWork<'_, G> {
         }
         info!(route = self.gate.route(), partitions = numbers.len(), "partitions are assigned");
         self.acquire(&numbers);
+        Ok(())
     }
 
     /// Asks the lanes to take shards over, one request a lane.
@@ -214,15 +213,14 @@ impl<G: RelayGate> AtWork<'_, G> {
         false
     }
 
-    /// The relay cannot go on: the lanes let everything go, and nobody waits for them.
+    /// This membership is over: the lanes let everything go, and nothing is committed.
     pub(super) fn abandon(&mut self) {
-        let partitions = self.slots.values().map(|slot| slot.at.clone()).collect();
-        self.leave(partitions, Instant::now(), true, true);
-        let mut cx = Context::from_waker(&self.waker);
-        for port in &mut self.ports {
-            if port.flush(&mut cx).is_err() {
-                warn!(route = self.gate.route(), "a lane has ended before the relay");
-            }
+        self.leave_for_good();
+        if let Some(leaving) = &mut self.leaving {
+            leaving.lost = true;
+        }
+        while self.flush().is_ok() && !self.finish_leaving(Instant::now()) {
+            std::thread::park_timeout(self.nap(Instant::now()));
         }
     }
 }

@@ -42,7 +42,7 @@ impl<G: RelayGate> AtWork<'_, G> {
         let at = self.slots[&number].at.clone();
         let mut log = self.source.log_range(&at)?;
         let start = match self.options.start {
-            Start::Latest => Some(self.source.recorded_start(&at)?.unwrap_or(log.1)),
+            Start::Latest => self.source.recorded_start(&at)?.or(position.is_none().then_some(log.1)),
             Start::Earliest | Start::Time(_) => None,
         };
         let wanted = match (position, self.options.start) {
@@ -71,14 +71,17 @@ impl<G: RelayGate> AtWork<'_, G> {
         slot.next = from;
         slot.start = start;
         slot.end = Some(log.1);
-        if std::mem::take(&mut slot.out_of_range) {
+        // Where the fetcher has ended a seek fails: then it is started anew, in the next attempt.
+        let placed = if slot.out_of_range {
             let owned: Vec<(TopicPartition, i64)> =
                 self.slots.values().map(|slot| (slot.at.clone(), slot.next)).collect();
-            self.source.restart(&at, &owned)?;
+            self.source.restart(&at, &owned)
         } else {
-            self.source.read_from(&at, from)?;
-        }
+            self.source.read_from(&at, from)
+        };
         let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
+        slot.out_of_range = placed.is_err();
+        placed?;
         if slot.proven {
             slot.state = State::Reading;
         } else {
@@ -90,7 +93,7 @@ impl<G: RelayGate> AtWork<'_, G> {
     /// Commits the position under the group's generation: an answer proves that we own the partition (P13).
     fn prove(&mut self, number: u32, position: i64, then: Then) {
         let Some(slot) = self.slots.get_mut(&number) else { return };
-        let commit = Commit { at: slot.at.clone(), position, start: slot.start };
+        let commit = slot.commit_of(position);
         let now = Instant::now();
         slot.committing = Some(now);
         let refused = slot.state.reason().map(str::to_owned);
@@ -114,14 +117,12 @@ impl<G: RelayGate> AtWork<'_, G> {
     }
 
     /// Takes in the group's answer to a commit.
-    pub(super) fn committed(
-        &mut self,
-        at: &TopicPartition,
-        position: i64,
-        answer: Result<(), CommitRefusal>,
-    ) {
+    pub(super) fn committed(&mut self, commit: &Commit, answer: Result<(), CommitRefusal>) {
+        let Commit { at, position, tag, .. } = commit;
         let Some(&number) = self.numbers.get(at) else { return };
-        let Some(slot) = self.slots.get_mut(&number) else { return };
+        // An answer to an earlier assignment proves nothing about this one.
+        let Some(slot) = self.slots.get_mut(&number).filter(|slot| slot.assignment == *tag) else { return };
+        let position = *position;
         slot.committing = None;
         let proving = match slot.state {
             State::Proving { position: asked, then, .. } if asked == position => Some(then),

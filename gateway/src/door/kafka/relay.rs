@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use super::{
-    PartitionStatus, Phase, RelayGate, RelayOptions, Shared,
+    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Shared,
     port::{LaneGone, Port},
     slot::{Slot, State},
 };
@@ -44,25 +44,43 @@ impl Wake for Unpark {
     }
 }
 
+/// Why a membership of the group is over.
+pub(super) enum End {
+    /// Another one may do better.
+    Again(String),
+    /// So is the relay.
+    Failed(String),
+}
+
 /// The relay's thread, from connecting to leaving the group.
 pub(super) fn main<G: RelayGate>(
     gate: &G,
     config: &KafkaConfig,
     options: &RelayOptions,
-    events: mpsc::UnboundedReceiver<FromLane>,
+    mut events: mpsc::UnboundedReceiver<FromLane>,
     shared: &Shared,
 ) {
     let route = gate.route();
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        let Some(source) = open(route, config, shared)? else { return Ok(()) };
-        info!(route, cluster = source.cluster(), group = config.group, "the relay has joined");
-        let mut at_work = AtWork::new(gate, source, config, options, events, shared);
-        let ended = at_work.run();
-        if ended.is_err() {
-            at_work.abandon();
+        loop {
+            let Some(source) = open(route, config, shared)? else { return Ok(()) };
+            info!(route, cluster = source.cluster(), group = config.group, "the relay has joined");
+            let mut at_work = AtWork::new(gate, source, config, options, &mut events, shared);
+            match at_work.run() {
+                Ok(()) => return Ok(()),
+                Err(End::Failed(reason)) => {
+                    at_work.abandon();
+                    return Err(reason);
+                }
+                Err(End::Again(reason)) => {
+                    warn!(route, reason, "the relay leaves the group and joins again");
+                    at_work.abandon();
+                    at_work.trouble = Some(reason);
+                    at_work.publish(Phase::Connecting);
+                }
+            }
+            thread::park_timeout(RETRY);
         }
-        at_work.publish(Phase::Leaving);
-        ended
     }));
     let reason = match ended {
         Ok(Ok(())) => None,
@@ -123,7 +141,7 @@ pub(super) struct AtWork<'a, G> {
     pub(super) gate: &'a G,
     pub(super) options: &'a RelayOptions,
     pub(super) shared: &'a Shared,
-    pub(super) events: mpsc::UnboundedReceiver<FromLane>,
+    pub(super) events: &'a mut mpsc::UnboundedReceiver<FromLane>,
     pub(super) waker: Waker,
     pub(super) drain: Duration,
     pub(super) ports: Vec<Port>,
@@ -150,10 +168,12 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         source: KafkaSource,
         config: &KafkaConfig,
         options: &'a RelayOptions,
-        events: mpsc::UnboundedReceiver<FromLane>,
+        events: &'a mut mpsc::UnboundedReceiver<FromLane>,
         shared: &'a Shared,
     ) -> Self {
         let now = Instant::now();
+        // Counters go on through a new membership.
+        let RelayStatus { records, skipped, waits, .. } = *shared.status.lock();
         Self {
             gate,
             options,
@@ -169,18 +189,18 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             leaving: None,
             deferred: VecDeque::new(),
             trouble: None,
-            records: 0,
-            skipped: 0,
-            waits: 0,
+            records,
+            skipped,
+            waits,
             committed_at: now,
             published_at: now,
             source,
         }
     }
 
-    fn run(&mut self) -> Result<(), String> {
+    fn run(&mut self) -> Result<(), End> {
         if self.ports.is_empty() {
-            return Err("the route has no lanes".to_owned());
+            return Err(End::Failed("the route has no lanes".to_owned()));
         }
         loop {
             if self.shared.stop.load(Ordering::Acquire)
@@ -211,7 +231,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     }
 
     /// Until something has to be looked at without being woken.
-    fn nap(&self, now: Instant) -> Duration {
+    pub(super) fn nap(&self, now: Instant) -> Duration {
         let slots = self.slots.values().filter_map(|slot| match slot.state {
             State::Acquiring { again, .. } => again,
             State::Placing { at, .. } => Some(at),
@@ -224,7 +244,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         until.map_or(NAP, |until| until.min(NAP))
     }
 
-    fn flush(&mut self) -> Result<(), String> {
+    pub(super) fn flush(&mut self) -> Result<(), End> {
         let mut cx = Context::from_waker(&self.waker);
         for (lane, port) in self.ports.iter_mut().enumerate() {
             port.flush(&mut cx).map_err(|LaneGone| gone(lane))?;
@@ -233,7 +253,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     }
 
     /// One pass over all partitions whose lane takes more; whether there is more to read.
-    fn read(&mut self) -> Result<bool, String> {
+    fn read(&mut self) -> Result<bool, End> {
         let mut more = false;
         for lane in 0..self.ports.len() {
             if self.ports[lane].slots.is_empty() || self.ports[lane].blocked() {
@@ -286,7 +306,9 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                         break;
                     }
                     Err(ReadFault::Trouble(reason)) => {
-                        warn!(route = self.gate.route(), partition = %slot.at, reason, "trouble with a partition");
+                        if self.trouble.is_none() {
+                            warn!(route = self.gate.route(), partition = %slot.at, reason, "trouble with a partition");
+                        }
                         self.trouble = Some(reason);
                         continue;
                     }
@@ -346,6 +368,6 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     }
 }
 
-pub(super) fn gone(lane: usize) -> String {
-    format!("lane {lane} has ended")
+pub(super) fn gone(lane: usize) -> End {
+    End::Failed(format!("lane {lane} has ended"))
 }

@@ -111,13 +111,13 @@ impl Slot {
         self.committing.is_some_and(|sent| now < sent + COMMIT_PATIENCE)
     }
 
+    pub(super) fn commit_of(&self, position: i64) -> Commit {
+        Commit { at: self.at.clone(), position, tag: self.assignment, start: self.start }
+    }
+
     /// What the group's offset has to follow to, if anything.
     pub(super) fn commit(&self) -> Option<Commit> {
         let position = self.durable.filter(|_| self.proven)?;
-        (self.committed != Some(position)).then(|| Commit {
-            at: self.at.clone(),
-            position,
-            start: self.start,
-        })
+        (self.committed != Some(position)).then(|| self.commit_of(position))
     }
 }
