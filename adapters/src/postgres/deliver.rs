@@ -238,18 +238,14 @@ impl PostgresSession {
         committing: &AtomicBool,
     ) -> Result<Option<Vec<RowOutcome>>, Fault> {
         let steps = work.batch.steps;
-        let several = steps.len() > 1;
+        let (several, known_new) = (steps.len() > 1, work.batch.known_new);
         let shape = work.one_shape();
         let present = shape.map_or_else(Vec::new, |shape| work.encoder.present(shape));
         let statement = link
-            .prepared(StatementKey::Whole { shape, several }, || {
-                let text = statements::whole(
-                    &self.shared.tables,
-                    work.encoder,
-                    shape,
-                    several,
-                    self.raises_commit(),
-                );
+            .prepared(StatementKey::Whole { shape, several, known_new }, || {
+                let whole =
+                    statements::Whole { shape, several, known_new, raise_commit: self.raises_commit() };
+                let text = whole.text(&self.shared.tables, work.encoder);
                 let mut types = vec![Type::TEXT, Type::TEXT_ARRAY];
                 types.extend([Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY]);
                 types.extend(mark_types());
@@ -271,11 +267,12 @@ impl PostgresSession {
             parameters.extend(columns(work, work.plan.ops(), &present));
         }
         committing.store(true, Ordering::Relaxed);
-        let answer = query(&link.client, &statement, &parameters).await;
+        let answer =
+            bounded(self.limit(), async { Ok(query(&link.client, &statement, &parameters).await?) }).await;
         match answer {
             Ok(_) => Ok(Some(outcomes)),
-            Err(error) if classify(&error) == Class::Row => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(Fault::Database(error)) if classify(&error) == Class::Row => Ok(None),
+            Err(fault) => Err(fault),
         }
     }
 

@@ -4,10 +4,11 @@
 //! | --- | --- |
 //! | `probe` | start-up checks: table, columns, index, settings |
 //! | `encode` `numeric` `canonical` `types` `row` | values to binary rows; pure |
-//! | `session` | shards, marks, routes: everything but delivering |
+//! | `session` `acquire` | shards, marks, routes: everything but delivering |
 //! | `deliver` `staged` | one batch, by the fastest way that is right for it |
 //! | `statements` `tables` `params` `connect` | SQL texts, DDL, parameters, the connection |
 
+mod acquire;
 mod canonical;
 mod connect;
 mod deliver;

@@ -57,14 +57,17 @@ pub(super) fn append(text: &str, bounds: Option<(i64, i64)>, out: &mut Vec<u8>) 
     header(groups, weight, if decimal.negative { 0x4000 } else { 0 }, scale, out);
     let mut group = 0u16;
     let mut filled = lead;
-    for digit in significant.digits() {
-        group = group * 10 + u16::from(digit);
+    let [head, tail] = significant.parts();
+    let mut push = |digit: &u8| {
+        group = group * 10 + u16::from(digit - b'0');
         filled += 1;
         if filled == 4 {
             out.extend_from_slice(&group.to_be_bytes());
             (group, filled) = (0, 0);
         }
-    }
+    };
+    head.iter().for_each(&mut push);
+    tail.iter().for_each(&mut push);
     if filled > 0 {
         let group = group * 10u16.pow(4 - filled as u32);
         out.extend_from_slice(&group.to_be_bytes());

@@ -35,41 +35,50 @@ pub(super) fn fence_only(tables: &Tables, several: bool) -> String {
 }
 
 /// A whole batch of mode `insert` in one statement, for the case that every row is new: parameters 1 to 6 as [`fence`],
-/// 7 to 13 as [`marks`], then (if there are rows) their number and their columns. Anything else than that case divides
-/// by zero, so that nothing of it stays.
-pub(super) fn whole(
-    tables: &Tables,
-    encoder: &Encoder,
-    rows: Option<Shape>,
-    several: bool,
-    raise_commit: bool,
-) -> String {
-    let mut text = format!("WITH {}, ", fence(tables, several));
-    if let Some(shape) = rows {
-        let columns = Columns::new(encoder, shape);
-        let parameters: Vec<String> = (15..15 + columns.indices.len()).map(|at| format!("${at}")).collect();
+/// 7 to 13 as [`marks`], then (if there are rows) their number and their columns. Anything else than that case is an
+/// error, so that nothing of it stays.
+pub(super) struct Whole {
+    /// Of all rows; none if there are none.
+    pub(super) shape: Option<Shape>,
+    /// Several shards move.
+    pub(super) several: bool,
+    /// A row that is there is not worth a look beforehand: it violates the unique index.
+    pub(super) known_new: bool,
+    /// Raise `synchronous_commit`.
+    pub(super) raise_commit: bool,
+}
+
+impl Whole {
+    pub(super) fn text(&self, tables: &Tables, encoder: &Encoder) -> String {
+        let mut text = format!("WITH {}, ", fence(tables, self.several));
+        if let Some(shape) = self.shape {
+            let columns = Columns::new(encoder, shape);
+            let parameters: Vec<String> =
+                (15..15 + columns.indices.len()).map(|at| format!("${at}")).collect();
+            let conflict =
+                if self.known_new { String::new() } else { on_conflict(Mode::Insert, encoder, &columns) };
+            text.push_str(&format!(
+                "fresh AS (INSERT INTO {} AS t ({names}) SELECT {} FROM unnest({}) AS r({names}) \
+                 WHERE (SELECT count(*) FROM fence) = cardinality($2){conflict} RETURNING 1), ",
+                tables.target,
+                columns.prefixed("r."),
+                parameters.join(", "),
+                names = columns.names(),
+            ));
+        }
         text.push_str(&format!(
-            "fresh AS (INSERT INTO {} AS t ({}) SELECT {} FROM unnest({}) AS r({1}) \
-             WHERE (SELECT count(*) FROM fence) = cardinality($2){} RETURNING 1), ",
-            tables.target,
-            columns.names(),
-            columns.prefixed("r."),
-            parameters.join(", "),
-            on_conflict(Mode::Insert, encoder, &columns),
+            "mark AS (INSERT INTO {} (route, shard, sequence, epoch, min_ms, max_ms, count, block) \
+             SELECT $1, m.* FROM unnest($7, $8, $9, $10, $11, $12, $13) AS m \
+             WHERE (SELECT count(*) FROM fence) = cardinality($2) RETURNING 1) \
+             SELECT 1 / ((SELECT count(*) FROM fence) = cardinality($2){})::int",
+            tables.marks,
+            if self.shape.is_some() { " AND (SELECT count(*) FROM fresh) = $14" } else { "" },
         ));
+        if self.raise_commit {
+            text.push_str(", set_config('synchronous_commit', 'on', true)");
+        }
+        text
     }
-    text.push_str(&format!(
-        "mark AS (INSERT INTO {} (route, shard, sequence, epoch, min_ms, max_ms, count, block) \
-         SELECT $1, m.* FROM unnest($7, $8, $9, $10, $11, $12, $13) AS m \
-         WHERE (SELECT count(*) FROM fence) = cardinality($2) RETURNING 1) \
-         SELECT 1 / ((SELECT count(*) FROM fence) = cardinality($2){})::int",
-        tables.marks,
-        if rows.is_some() { " AND (SELECT count(*) FROM fresh) = $14" } else { "" },
-    ));
-    if raise_commit {
-        text.push_str(", set_config('synchronous_commit', 'on', true)");
-    }
-    text
 }
 
 /// The marks: route, then shards, sequences, epochs, least and greatest times, counts, blocks.

@@ -280,6 +280,62 @@ async fn p5_who_asks_after_a_take_over_is_fenced_and_ends_nobody() {
 }
 
 #[tokio::test]
+async fn p5_a_look_that_fails_leaves_the_batch_unknown() {
+    let mut rig = rig().await;
+    let step = rig.step();
+    let mut config = rig.config.clone();
+    config.url = format!("postgres://postgres@127.0.0.1:{}/x", oncegate_tests::free_port());
+    rig.session = PostgresSink::new(config).unwrap().session("orders", "test/1");
+    let error = rig.session.resolve(std::slice::from_ref(&step)).await.unwrap_err();
+    assert!(matches!(error, SinkError::Unknown { .. }), "{error}");
+}
+
+/// A server of its own with a certificate that only it vouches for.
+#[tokio::test]
+async fn tls_is_verified_where_it_is_required() {
+    let server = Postgres::start();
+    let client = server.database("secret", TABLE).await;
+    let folder: String = client.query_one("SHOW data_directory", &[]).await.unwrap().get(0);
+    let make = format!(
+        "COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; cd {folder} && openssl req -x509 -newkey rsa:2048 -nodes -days 2 \
+         -keyout server.key -out server.crt -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 \
+         -addext basicConstraints=critical,CA:FALSE 2> /dev/null'"
+    );
+    client.batch_execute(&make).await.unwrap();
+    client.batch_execute("ALTER SYSTEM SET ssl = on").await.unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let pem: String = client.query_one("SELECT pg_read_file('server.crt')", &[]).await.unwrap().get(0);
+    let roots = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(roots.path(), pem).unwrap();
+    oncegate_tests::eventually("TLS is on", Duration::from_secs(5), async || {
+        let client = server.connect("secret").await.map_err(|error| error.to_string())?;
+        let on: String = client.query_one("SHOW ssl", &[]).await.unwrap().get(0);
+        (on == "on").then_some(()).ok_or(on)
+    })
+    .await;
+
+    let sink = |options: &str, host: &str| {
+        let url = server.url("secret").replace("127.0.0.1", host);
+        PostgresSink::new(adapters::postgres::PostgresConfig::new(format!("{url}?{options}"), "t")).unwrap()
+    };
+    let root = format!("sslmode=verify-full&sslrootcert={}", roots.path().display());
+    let query = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = $1";
+    let cases = [("sslmode=disable", false), ("sslmode=prefer", true), ("", true), (&root, true)];
+    for (index, (options, encrypted)) in cases.into_iter().enumerate() {
+        let sink = sink(options, "127.0.0.1");
+        sink.probe().await.unwrap_or_else(|misfits| panic!("{options}: {misfits:?}"));
+        let mut session = sink.session("tls", &index.to_string());
+        session.acquire(&[SHARD.into()], Acquire::Force).await.unwrap();
+        let ssl: bool = client.query_one(query, &[&format!("oncegate/tls/{index}")]).await.unwrap().get(0);
+        assert_eq!(ssl, encrypted, "{options}");
+    }
+    for (options, host) in [("sslmode=require", "127.0.0.1"), (root.as_str(), "localhost")] {
+        let misfits = sink(options, host).probe().await.unwrap_err();
+        assert!(misfits[0].what.contains("cannot connect"), "{misfits:?}");
+    }
+}
+
+#[tokio::test]
 async fn p6_the_session_knows_at_once_that_its_connection_has_ended() {
     let mut rig = rig().await;
     assert!(rig.session.connected());
