@@ -218,7 +218,7 @@ fn stale_after_of(how: &Acquire) -> i64 {
     }
 }
 
-fn state(row: &Answer) -> ShardState {
+pub(super) fn state(row: &Answer) -> ShardState {
     ShardState {
         shard: row.get::<_, &str>(0).into(),
         epoch: row.get(1),

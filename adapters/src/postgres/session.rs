@@ -8,6 +8,7 @@ use tokio_postgres::{Client, Statement, types::Type};
 
 use super::{
     Shared,
+    acquire::state,
     connect::{Class, application_name, cause, classify, refusal},
     deliver::Pace,
     tables::Tables,

@@ -160,7 +160,7 @@ pub(super) fn write(tables: &Tables, encoder: &Encoder, mode: Mode, shape: Shape
         String::new()
     };
     let insert = format!(
-        "WITH s AS MATERIALIZED ({source}), w AS (INSERT INTO {} AS t ({}) SELECT {} FROM s{open} ORDER BY s.oncegate_ord{}",
+        "WITH s AS MATERIALIZED ({source}), w AS (INSERT INTO {} AS t ({}) SELECT {} FROM s{open}{}",
         tables.target,
         columns.names(),
         columns.prefixed("s."),

@@ -198,7 +198,7 @@ async fn a_member_left_out_means_the_default_and_never_null() {
         ];
         assert_eq!(rig.deliver(&records).await, "WWWW");
         let rows = rig.client.query("SELECT a, b, c, g FROM t", &[]).await.unwrap();
-        let mut rows: Vec<(Option<i32>, i32, Option<String>, Option<i32>)> =
+        let mut rows: Vec<(_, i32, Option<String>, Option<i32>)> =
             rows.iter().map(|row| (row.get(0), row.get(1), row.get(2), row.get(3))).collect();
         rows.sort();
         let text = |text: &str| Some(text.to_owned());
