@@ -118,7 +118,7 @@ async fn pgbench(postgres: &Postgres, client: &tokio_postgres::Client, time: Dur
     let script = folder.path().join("insert.sql");
     std::fs::write(
         &script,
-        "\\set a random(1, 4000000000000000000)\nINSERT INTO rival VALUES (to_hex(:a), 1, 5.50, 'EUR', 'a note of some thirty characters');\n",
+        "\\set a random(1, 4000000000000000000)\nINSERT INTO rival VALUES (to_hex(:a::bigint), 1, 5.50, 'EUR', 'a note of some thirty characters');\n",
     )
     .expect("a script");
     let program = PathBuf::from("/usr/lib/postgresql/15/bin/pgbench");

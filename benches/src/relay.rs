@@ -190,8 +190,10 @@ impl Bench<'_> {
         let mut naming = NamingRules::new(KeySpec::pointers(keys.iter().copied()).expect("a key spec"));
         naming.event_time =
             EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
+        let metrics = oncegate::metrics::Metrics::new();
         let gate = Gate::builder(store)
             .name("orders")
+            .metrics(metrics.route("orders"))
             .naming(naming)
             .sink(Arc::new(self.sink(&database)))
             .rules(Rules { lateness_ms: hour, ..Rules::default() })
@@ -221,6 +223,10 @@ impl Bench<'_> {
         let rate = (count as u64 - at_first) as f64 / from.elapsed().as_secs_f64();
         relay.stop().await;
         gate.close().await;
+        if std::env::var_os("BENCH_STAGES").is_some() {
+            let text = metrics.render(oncegate::metrics::Format::Text, 0);
+            text.lines().filter(|line| line.contains("_sum{") || line.contains("_count{")).for_each(|line| eprintln!("{line}"));
+        }
         let correct = self.check(&client).await;
         Row {
             figure: self.figure,
