@@ -225,7 +225,9 @@ impl Bench<'_> {
         gate.close().await;
         if std::env::var_os("BENCH_STAGES").is_some() {
             let text = metrics.render(oncegate::metrics::Format::Text, 0);
-            text.lines().filter(|line| line.contains("_sum{") || line.contains("_count{")).for_each(|line| eprintln!("{line}"));
+            text.lines()
+                .filter(|line| line.contains("_sum{") || line.contains("_count{"))
+                .for_each(|line| eprintln!("{line}"));
         }
         let correct = self.check(&client).await;
         Row {

@@ -68,8 +68,10 @@ use crate::{
 
 /// Claims of `Gate::once` belong to no lane.
 const EFFECT_LANE: u32 = u32::MAX;
-/// Messages in a lane's inbox; doors bound the bytes.
+/// Messages in the inbox of a callers' lane; the HTTP door bounds the bytes.
 const INBOX: usize = 1_024;
+/// Chunks in the inbox of a relay's lane, about 1 MiB each: a few batches.
+const RELAY_INBOX: usize = 16;
 const MAINTENANCE: Duration = Duration::from_secs(1);
 
 /// Why a route cannot start: everything that was found, each with its remedy.
@@ -240,8 +242,8 @@ impl GateBuilder {
         let mut tasks = Vec::new();
         let mut others = Some(others);
         for id in 0..self.call_lanes + self.relay_lanes {
-            let (queue, inbox) = mpsc::channel(INBOX);
             let relay = id >= self.call_lanes;
+            let (queue, inbox) = mpsc::channel(if relay { RELAY_INBOX } else { INBOX });
             let shard = own.get(id as usize).map(OwnedShard::new);
             let events = relay.then(|| events.clone());
             let letters = self.letters.as_ref().filter(|_| relay).map(|letters| letters());

@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitStatus,
     time::{Duration, Instant},
 };

@@ -34,6 +34,7 @@ use super::{
     works::{Taken, Works},
 };
 use crate::{
+    metrics::Stage,
     naming::{Chunk, Named},
     outcome::Outcome,
     route::Route,
@@ -234,7 +235,7 @@ impl Lane {
 
     /// Runs until the inbox is closed and everything in it has its outcome.
     pub(crate) async fn run(mut self) {
-        while self.gather().await {
+        while self.gathered().await {
             if !self.ready().await {
                 // It is to end, and the sink is not there: callers have heard, and a relay's records are read again.
                 break;
@@ -253,6 +254,16 @@ impl Lane {
     }
 
     // ---- gather ---------------------------------------------------------------------------------------------------------
+
+    /// [`Lane::gather`], timed: how long a relay's lane had nothing to do.
+    async fn gathered(&mut self) -> bool {
+        let started = Instant::now();
+        let more = self.gather().await;
+        if self.events.is_some() {
+            self.route.metrics.observe(Stage::Receive, started.elapsed());
+        }
+        more
+    }
 
     /// Waits until there is something to check, doing what is due meanwhile. False when the lane is to end.
     async fn gather(&mut self) -> bool {
