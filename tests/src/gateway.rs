@@ -186,6 +186,15 @@ impl Gateway {
     }
 }
 
+/// A failed test shows what its gateways said.
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- {}, started {} times:\n{}", self.name(), self.starts, self.log_tail(60));
+        }
+    }
+}
+
 /// The binary of the profile that this test (`target/<profile>/deps/..`) or bench (`target/<profile>/..`) was built with, or the
 /// one that `ONCEGATE_BIN` names.
 fn binary() -> PathBuf {

@@ -71,10 +71,8 @@ async fn each_mode_ends_in_its_model_through_kills_ended_backends_and_lost_repli
     let mut config = String::new();
     for (seed, (name, mode)) in (SEED..).zip(modes) {
         courses.push(Course::new(name, mode, seed, kafka).await);
-        config += &OrdersRoute::new(name, mode, &url)
-            .relay(&kafka.brokers(), name, "crash")
-            .as_instance("one")
-            .toml();
+        config +=
+            &OrdersRoute::new(name, mode, &url).relay(&kafka.brokers(), name, name).as_instance("one").toml();
     }
     let mut gateway = Gateway::new(&config);
     gateway.start().await;
@@ -142,7 +140,7 @@ async fn committed_offsets_follow(kafka: &Kafka, courses: &[Course]) {
     for course in courses {
         oncegate_tests::eventually("committed offsets at the end", Duration::from_secs(60), async || {
             let ends = kafka.ends(course.name, PARTITIONS.cast_signed());
-            let committed = kafka.committed(course.name, PARTITIONS.cast_signed(), "crash");
+            let committed = kafka.committed(course.name, PARTITIONS.cast_signed(), course.name);
             if ends == committed {
                 Ok(())
             } else {

@@ -31,7 +31,7 @@ async fn relay(running: bool) {
         let topic = format!("{topic}_{name}");
         kafka.topic(&topic, 3).await;
         let route =
-            OrdersRoute::new(name, mode, &postgres.url("orders")).relay(&kafka.brokers(), &topic, "back");
+            OrdersRoute::new(name, mode, &postgres.url("orders")).relay(&kafka.brokers(), &topic, &topic);
         config += &route.as_instance("one").toml();
         workloads.push((topic, name, Workload::generate(mode, 51, 60_000, 20, now_us())));
     }
