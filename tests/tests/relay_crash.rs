@@ -81,16 +81,15 @@ async fn each_mode_ends_in_its_model_through_kills_ended_backends_and_lost_repli
     let mut done = Done::default();
     let begun = Instant::now();
     for round in 1..=ROUNDS {
+        // Set before there is anything to write, so that the first commits of this round go into it.
+        let point = if done.cuts % 2 == 0 { Point::CommitSent } else { Point::CommitDone };
+        let sprung = (done.cuts * ROUNDS < CUTS * round).then(|| proxy.trap(point, Action::Cut));
         for course in &mut courses {
             course.produce(kafka, RECORDS * round / ROUNDS);
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(50..400))).await;
-        if done.cuts * ROUNDS < CUTS * round {
-            let point = if done.cuts % 2 == 0 { Point::CommitSent } else { Point::CommitDone };
-            let sprung = proxy.trap(point, Action::Cut);
-            if tokio::time::timeout(Duration::from_secs(10), sprung).await.is_ok() {
-                done.cuts += 1;
-            }
+        if let Some(sprung) = sprung {
+            done.cuts += usize::from(tokio::time::timeout(Duration::from_secs(10), sprung).await.is_ok());
             proxy.disarm();
         }
         if postgres.terminate_backends("relay_crash").await > 0 {

@@ -15,7 +15,7 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
     error::KafkaError,
     message::{Header, OwnedHeaders},
-    producer::{BaseRecord, Producer, ThreadedProducer},
+    producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer},
     types::RDKafkaErrorCode,
 };
 use tempfile::TempDir;
@@ -43,10 +43,10 @@ pub struct Produced {
 }
 
 /// A Kafka broker without authentication.
-#[derive(Debug)]
 pub struct Kafka {
-    // Before `folder`: a field is dropped in the order of declaration.
+    // Before the others: a field is dropped in the order of declaration.
     server: Option<Child>,
+    producer: OnceLock<ThreadedProducer<DefaultProducerContext>>,
     folder: TempDir,
     port: u16,
 }
@@ -56,7 +56,7 @@ impl Kafka {
     pub fn start() -> Self {
         let folder =
             tempfile::Builder::new().prefix("oncegate-kafka-").tempdir().expect("a temporary folder");
-        let mut kafka = Self { server: None, folder, port: free_port() };
+        let mut kafka = Self { server: None, producer: OnceLock::new(), folder, port: free_port() };
         let (port, controller, data) = (kafka.port, free_port(), kafka.path("data").display().to_string());
         let properties = format!(
             "process.roles=broker,controller\n\
@@ -149,13 +149,11 @@ impl Kafka {
 
     /// Appends `records` in order and waits until the broker has all of them.
     pub fn produce(&self, topic: &str, records: impl IntoIterator<Item = Produced>) {
-        let mut config = self.client();
-        config
-            .set("linger.ms", "5")
-            .set("enable.idempotence", "true")
-            .set("queue.buffering.max.messages", "1000000");
-        let producer: ThreadedProducer<_> =
-            config.create::<ThreadedProducer<_>>().expect("a producer can be made");
+        let producer = self.producer.get_or_init(|| {
+            let mut config = self.client();
+            config.set("linger.ms", "5").set("enable.idempotence", "true");
+            config.create().expect("a producer can be made")
+        });
         for produced in records {
             let headers = produced.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| {
                 headers.insert(Header { key, value: Some(value) })
