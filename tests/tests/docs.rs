@@ -85,7 +85,7 @@ fn options_of_the_example() -> BTreeSet<String> {
         if let Some(rest) = line.strip_prefix('[') {
             section = rest.split(']').next().unwrap_or_default().to_owned();
             if section.starts_with("routes.") {
-                options.extend(section.split('.').nth(2).map(str::to_owned));
+                options.extend(section.split('.').skip(2).map(str::to_owned));
             }
         } else if let Some((name, _)) = line.split_once(" = ")
             && is_name(name)
