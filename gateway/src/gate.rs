@@ -61,7 +61,7 @@ use crate::{
         shard::OwnedShard,
     },
     metrics::{Metrics, RouteMetrics},
-    naming::{Chunk, EventTime, Namer, NamingRules, Record},
+    naming::{Chunk, Named, EventTime, Namer, NamingRules, Record},
     outcome::{Answer, Outcome, Problem},
     route::{LearnError, Route},
 };
@@ -188,7 +188,7 @@ impl GateBuilder {
         self
     }
 
-    /// Where a relay's dead letters go, if not beside the rows.
+    /// Where dead letters go, if not beside the rows.
     pub fn dead_letters(mut self, letters: LettersOf) -> Self {
         self.letters = Some(letters);
         self
@@ -246,7 +246,7 @@ impl GateBuilder {
             let (queue, inbox) = mpsc::channel(if relay { RELAY_INBOX } else { INBOX });
             let shard = own.get(id as usize).map(OwnedShard::new);
             let events = relay.then(|| events.clone());
-            let letters = self.letters.as_ref().filter(|_| relay).map(|letters| letters());
+            let letters = self.letters.as_ref().map(|letters| letters());
             let session = sink.session(&self.name, &self.owner);
             let others = others.take().into_iter().flatten().map(|state| OwnedShard::new(&state)).collect();
             let lane = Lane::new(id, route.clone(), session, inbox, events, letters, shard, others);
@@ -366,6 +366,12 @@ impl Opening<'_> {
             if !wanted.contains(&shard) {
                 self.route.learn_marks_of(session, &shard, wall_ms()).await.map_err(learnt)?;
             }
+        }
+        // A copy may come by another shard than its first record did, and that shard may have forgotten it: what any shard of the
+        // route has forgotten is not admitted by callers' shards (P11).
+        let floor_ms = session.shards("").await?.iter().map(|state| state.floor_ms).max();
+        for state in &mut states {
+            state.floor_ms = state.floor_ms.max(floor_ms.unwrap_or(i64::MIN));
         }
         let others = states.split_off(lanes as usize);
         Ok((states, others))
@@ -793,6 +799,17 @@ impl Submit for Gate {
 
     async fn submit(&self, chunk: Chunk) -> Vec<Answer> {
         let records = chunk.records.len();
+        if self.0.lanes.is_empty() {
+            let problem = Problem::Unavailable("this instance takes no calls for the route (lanes.http = 0)".into());
+            self.0.route.metrics.count(Outcome::Unknown, records as u64);
+            let answer = |named: &Named| Answer {
+                outcome: Outcome::Unknown,
+                fingerprint: named.fingerprint,
+                first: None,
+                problem: Some(problem.clone()),
+            };
+            return chunk.records.iter().map(answer).collect();
+        }
         let _gauge = InFlight::new(&self.0.route, records);
         let mut cut = self.split(chunk);
         match cut.pop() {

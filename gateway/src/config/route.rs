@@ -312,7 +312,8 @@ fn lanes(section: &Section<'_, '_>, has_relay: bool) -> Lanes {
     let Some(item) = section.item("lanes") else { return lanes };
     if item.value.is_table() {
         if let Some(section) = item.section() {
-            lanes.http = section.count("http", 1..=256, 1) as u32;
+            // None: this instance only relays, and leaves the callers' shards to another.
+            lanes.http = section.count("http", i64::from(!has_relay)..=256, 1) as u32;
             let relay = section.item("relay");
             if let (Some(item), false) = (&relay, has_relay) {
                 item.fault("counts for relays only", "remove it, or add [routes.NAME.kafka]");

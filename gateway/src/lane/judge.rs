@@ -181,11 +181,12 @@ pub(crate) fn judge(verdict: Verdict, named: &Named, via: Via, rules: &Rules) ->
                 time(named.event_ms),
                 time(floor_ms)
             ));
-            match rules.late(via) {
-                LatePolicy::Reject => {
+            match (rules.late(via), via, rules.dead_letters) {
+                // `dead_letters = "stop"` stops a relay; a caller keeps the record and is told.
+                (LatePolicy::Reject, _, _) | (_, Via::Call, DeadLetterPolicy::Stop) => {
                     Fate::Answer { outcome: Outcome::Late, first: None, problem: Some(problem) }
                 }
-                LatePolicy::DeadLetter | LatePolicy::VerifyInSink => {
+                (LatePolicy::DeadLetter | LatePolicy::VerifyInSink, _, _) => {
                     dead_letter("late", &problem, false, rules)
                 }
             }
@@ -289,6 +290,19 @@ mod tests {
                 assert!(!matches!(fate, Fate::Deliver { .. }), "{late:?} {via:?}");
             }
         }
+    }
+
+    /// A late record over HTTP once stopped the callers' shard of a route whose relay is to stop at bad records, and its caller
+    /// never heard of it.
+    #[test]
+    fn a_caller_is_told_where_a_relay_would_stop() {
+        let rules = Rules {
+            dead_letters: DeadLetterPolicy::Stop,
+            late_call: LatePolicy::DeadLetter,
+            ..rules()
+        };
+        let fate = judge(Verdict::Late { floor_ms: 9 }, &named(), Via::Call, &rules);
+        assert!(matches!(fate, Fate::Answer { outcome: Outcome::Late, .. }), "{fate:?}");
     }
 
     #[test]

@@ -169,7 +169,10 @@ impl Lane {
             self.slots.insert(slot, OwnedShard::new(state));
             return;
         };
+        // What the route has forgotten stays forgotten for callers, whichever shard forgot it (P11).
+        let floor_ms = if slot == CALL_SLOT { shard.floor_ms } else { i64::MIN };
         shard.adopt(state);
+        shard.floor_ms = shard.floor_ms.max(floor_ms);
         if rewind && slot != CALL_SLOT {
             self.next_generation += 1;
             shard.rewind(self.next_generation);
