@@ -447,6 +447,11 @@ impl RouteMetrics {
         self.replayed.inc_by(n);
     }
 
+    #[cfg(test)]
+    pub(crate) fn replayed_so_far(&self) -> u64 {
+        self.replayed.get()
+    }
+
     /// `n` records passed without a check while the store was away (rule 7).
     pub fn unchecked(&self, n: u64) {
         self.unchecked.inc_by(n);

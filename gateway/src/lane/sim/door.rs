@@ -30,6 +30,8 @@ pub(super) struct Topic {
     /// Fenced: by whom.
     pub(super) fenced: Vec<(usize, String)>,
     pub(super) seeks: u32,
+    /// Records handed to lanes, by partition.
+    pub(super) read: Vec<u64>,
 }
 
 impl Topic {
@@ -38,6 +40,7 @@ impl Topic {
             partitions: vec![Vec::new(); partitions],
             committed: vec![0; partitions],
             owners: vec![None; partitions],
+            read: vec![0; partitions],
             ..Topic::default()
         };
         Arc::new(Mutex::new(topic))
@@ -52,6 +55,8 @@ pub(super) enum Command {
     Assign(usize),
     /// Answered once the lane holds nothing of it.
     Revoke(usize, oneshot::Sender<()>),
+    /// Reads again from an offset, for no reason that the lane knows of.
+    Rewind(usize, i64),
 }
 
 /// One gate's door.
@@ -135,6 +140,10 @@ impl Door {
         self.commands.send(Command::Assign(partition)).ok();
     }
 
+    pub(super) fn rewind(&self, partition: usize, offset: i64) {
+        self.commands.send(Command::Rewind(partition, offset)).ok();
+    }
+
     pub(super) fn revoke(&self, partition: usize) -> oneshot::Receiver<()> {
         let (done, gone) = oneshot::channel();
         self.commands.send(Command::Revoke(partition, done)).ok();
@@ -162,6 +171,10 @@ impl Reader {
     async fn command(&mut self, command: Command) {
         match command {
             Command::Assign(partition) => self.assign(partition).await,
+            Command::Rewind(partition, offset) => {
+                let slots = self.slots.values_mut().filter(|slot| slot.partition == partition);
+                slots.for_each(|slot| slot.next = offset);
+            }
             Command::Revoke(partition, done) => {
                 let numbers: Vec<u32> = self
                     .slots
@@ -259,7 +272,8 @@ impl Reader {
                     continue;
                 }
                 generations.push((number, slot.generation));
-                let topic = self.topic.lock();
+                let mut topic = self.topic.lock();
+                let topic = &mut *topic;
                 let log = &topic.partitions[slot.partition];
                 for offset in (slot.next..log.len() as i64).take(self.burst) {
                     let record = Record {
@@ -279,6 +293,7 @@ impl Reader {
                     };
                     Submit::name(&self.gate, &record, &mut chunk);
                     slot.next = offset + 1;
+                    topic.read[slot.partition] += 1;
                 }
             }
             if !chunk.records.is_empty() {

@@ -7,6 +7,7 @@ use dedup_store::{Algorithm, Block, Checkpoint, Hasher, Identity, Store, StoreOp
 use parking_lot::Mutex;
 
 use super::{
+    door::{Door, Topic, shard_of},
     faults::{Call, CallFault, DeliverFault, Faults},
     sink::FakeSink,
     world::{Db, World},
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     clock::simulated,
     door::Submit,
-    gate::{BuildError, Gate},
+    gate::{BuildError, Gate, GateBuilder, LettersOf},
     key::{KeySpec, Pointer},
     lane::Rules,
     naming::{EventTime, NamingRules, Record, TimeUnit, UnknownFields},
@@ -108,12 +109,7 @@ impl Rig {
         Store::in_memory(self.options())
     }
 
-    pub(super) async fn try_gate(
-        &self,
-        owner: &str,
-        lanes: (u32, u32),
-        store: Store,
-    ) -> Result<Gate, BuildError> {
+    fn builder(&self, owner: &str, lanes: (u32, u32), store: Store) -> GateBuilder {
         let event_time =
             EventTime::Pointer { pointer: Pointer::parse("/t").unwrap(), unit: Some(TimeUnit::Millis) };
         let naming = NamingRules {
@@ -130,8 +126,20 @@ impl Rig {
             .lanes(lanes.0, lanes.1)
             .hash_secret(SECRET)
             .answer_timeout(self.wait)
-            .build()
-            .await
+    }
+
+    pub(super) async fn try_gate(
+        &self,
+        owner: &str,
+        lanes: (u32, u32),
+        store: Store,
+    ) -> Result<Gate, BuildError> {
+        self.builder(owner, lanes, store).build().await
+    }
+
+    /// A gate whose dead letters go elsewhere.
+    pub(super) async fn gate_with_letters(&self, owner: &str, lanes: (u32, u32), letters: LettersOf) -> Gate {
+        self.builder(owner, lanes, self.memory()).dead_letters(letters).build().await.unwrap()
     }
 
     /// A gate of owner `owner` with an empty store.
@@ -193,12 +201,6 @@ impl Rig {
         }
         store
     }
-
-    /// As [`Rig::older_store`], with all of it.
-    pub(super) fn level_store(&self, db: &Db) -> Store {
-        let all = db.shards.iter().map(|(shard, row)| (shard.clone(), row.sequence)).collect();
-        self.older_store(db, &all)
-    }
 }
 
 /// A record.
@@ -254,4 +256,84 @@ pub(super) async fn pass(ms: u64) {
 pub(super) fn counted(gate: &Gate) -> BTreeMap<&'static str, u64> {
     let all = Outcome::ALL.map(|outcome| (outcome.word(), gate.metrics().counted(outcome)));
     all.into_iter().filter(|(_, count)| *count > 0).collect()
+}
+
+/// A gate with a source log of its own.
+pub(super) struct Relay {
+    pub(super) gate: Gate,
+    pub(super) topic: Arc<Mutex<Topic>>,
+    pub(super) door: Door,
+    world: Arc<Mutex<World>>,
+    owner: String,
+}
+
+impl Relay {
+    /// All partitions are this instance's.
+    pub(super) async fn start(rig: &Rig, owner: &str, lanes: (u32, u32), partitions: usize) -> Self {
+        let gate = rig.gate(owner, lanes).await;
+        Self::over(rig, owner, gate, partitions).await
+    }
+
+    pub(super) async fn over(rig: &Rig, owner: &str, gate: Gate, partitions: usize) -> Self {
+        let relay = Self::join(rig, owner, gate, &Topic::new(partitions));
+        for partition in 0..partitions {
+            relay.take(partition);
+        }
+        pass(100).await;
+        relay
+    }
+
+    /// Nothing is this instance's yet.
+    pub(super) fn join(rig: &Rig, owner: &str, gate: Gate, topic: &Arc<Mutex<Topic>>) -> Self {
+        let door = Door::start(&gate, owner, topic, &rig.world, 8);
+        Self { gate, topic: topic.clone(), door, world: rig.world.clone(), owner: owner.into() }
+    }
+
+    /// Takes up after a crash what it owned.
+    pub(super) async fn resume(
+        rig: &Rig,
+        owner: &str,
+        lanes: (u32, u32),
+        topic: &Arc<Mutex<Topic>>,
+        store: Store,
+    ) -> Self {
+        let gate = rig.try_gate(owner, lanes, store).await.unwrap();
+        let relay = Self::join(rig, owner, gate, topic);
+        let partitions = topic.lock().partitions.len();
+        (0..partitions).for_each(|partition| relay.take(partition));
+        pass(100).await;
+        relay
+    }
+
+    /// The group gives it a partition.
+    pub(super) fn take(&self, partition: usize) {
+        self.topic.lock().owners[partition] = Some(self.owner.clone());
+        self.door.assign(partition);
+    }
+
+    pub(super) fn push(&self, partition: usize, payload: &str) {
+        self.topic.lock().partitions[partition].push(payload.into());
+    }
+
+    pub(super) fn crash(self) -> Arc<Mutex<Topic>> {
+        self.gate.crash();
+        self.topic
+    }
+
+    /// The sink's position.
+    pub(super) fn position(&self, partition: usize) -> Option<i64> {
+        self.world.lock().db.shards.get(&shard_of(partition)).and_then(|row| row.position)
+    }
+
+    /// Waits until the sink's position and the group's offset are there.
+    pub(super) async fn settled(&self, partition: usize, position: i64) {
+        for _ in 0..600 {
+            let committed = self.topic.lock().committed[partition];
+            if self.position(partition) == Some(position) && committed == position {
+                return;
+            }
+            pass(100).await;
+        }
+        panic!("partition {partition} is at {:?} and not at {position}", self.position(partition));
+    }
 }
