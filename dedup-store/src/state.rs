@@ -74,11 +74,19 @@ struct Claim {
 
 const NO_FACT: u64 = 1 << 63;
 
-/// A key that was taken back (P12), so that an older block of the same shard, learnt again, does not bring it back.
+/// A key that was taken back (P12), so that an older block of a shard that says so, learnt again, does not bring it back.
 struct Tombstone {
-    shard: Arc<str>,
-    sequence: i64,
+    /// Who says so, and since which batch.
+    by: Vec<(Arc<str>, i64)>,
+    /// A shard has settled the key again after it had taken it back: another's word of the same, learnt later, is older.
+    settled_again: bool,
     event_ms: i64,
+}
+
+impl Tombstone {
+    fn sequence(&self, shard: &str) -> Option<i64> {
+        self.by.iter().find(|(by, _)| &**by == shard).map(|(_, sequence)| *sequence)
+    }
 }
 
 /// All that is known of one route.
@@ -205,13 +213,7 @@ impl State {
         let mut newest: Option<i64> = None;
         for entry in &block.entries {
             if entry.settled == Settled::Forgotten {
-                let known = self.slots.remove(&entry.fingerprint);
-                // As long-lived as the fact that it takes away, whatever time the operator gave it.
-                let event_ms = known.map_or(entry.event_ms, |known| known.event_ms.max(entry.event_ms));
-                let tombstone =
-                    Tombstone { shard: Arc::clone(&block.shard), sequence: block.sequence, event_ms };
-                self.tombstones.insert(entry.fingerprint, tombstone);
-                newest = newest.max(Some(event_ms));
+                newest = newest.max(Some(self.take_back(block, entry)));
                 continue;
             }
             newest = newest.max(Some(entry.event_ms));
@@ -234,11 +236,41 @@ impl State {
         newest
     }
 
-    fn taken_back(&self, block: &Block, fingerprint: &Fingerprint) -> bool {
-        !self.tombstones.is_empty()
-            && self.tombstones.get(fingerprint).is_some_and(|tombstone| {
-                tombstone.shard == block.shard && tombstone.sequence >= block.sequence
-            })
+    /// Takes a key back; answers with how long that must be remembered.
+    fn take_back(&mut self, block: &Block, entry: &Entry) -> i64 {
+        let tombstone = self.tombstones.entry(entry.fingerprint).or_insert_with(|| Tombstone {
+            by: Vec::new(),
+            settled_again: false,
+            event_ms: entry.event_ms,
+        });
+        match tombstone.by.iter_mut().find(|(by, _)| *by == block.shard) {
+            Some((_, sequence)) if *sequence >= block.sequence => return tombstone.event_ms,
+            // Taken back once more, whatever came between.
+            Some((_, sequence)) => (*sequence, tombstone.settled_again) = (block.sequence, false),
+            None => tombstone.by.push((Arc::clone(&block.shard), block.sequence)),
+        }
+        tombstone.event_ms = tombstone.event_ms.max(entry.event_ms);
+        if !tombstone.settled_again
+            && let Some(known) = self.slots.remove(&entry.fingerprint)
+        {
+            // As long-lived as the fact that it takes away, whatever time the operator gave it.
+            tombstone.event_ms = tombstone.event_ms.max(known.event_ms);
+        }
+        tombstone.event_ms
+    }
+
+    fn taken_back(&mut self, block: &Block, fingerprint: &Fingerprint) -> bool {
+        if self.tombstones.is_empty() {
+            return false;
+        }
+        let Some(tombstone) = self.tombstones.get_mut(fingerprint) else { return false };
+        match tombstone.sequence(&block.shard) {
+            Some(sequence) if sequence >= block.sequence => true,
+            since => {
+                tombstone.settled_again |= since.is_some();
+                false
+            }
+        }
     }
 
     /// Moves a shard's checkpoint on; answers with it as it now stands.

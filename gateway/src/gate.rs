@@ -61,7 +61,7 @@ use crate::{
         shard::OwnedShard,
     },
     metrics::{Metrics, RouteMetrics},
-    naming::{Chunk, Named, EventTime, Namer, NamingRules, Record},
+    naming::{Chunk, EventTime, Named, Namer, NamingRules, Record},
     outcome::{Answer, Outcome, Problem},
     route::{LearnError, Route},
 };
@@ -556,7 +556,7 @@ impl Gate {
             .map_err(OnceError::Unavailable)?;
         match effect().await {
             Ok(value) => {
-                self.note(fingerprint, Settled::Written, now_ms).await.map_err(OnceError::Unavailable)?;
+                self.happened(fingerprint, now_ms).await.map_err(OnceError::Unavailable)?;
                 drop(claim);
                 Ok(Once::Ran(value))
             }
@@ -573,22 +573,42 @@ impl Gate {
     pub async fn resolve_once(&self, name: &str, happened: bool) -> Result<(), String> {
         let fingerprint = effect_fingerprint(&self.0.route.hasher, "", name);
         if happened {
-            self.note(fingerprint, Settled::Written, wall_ms()).await
+            self.happened(fingerprint, wall_ms()).await
         } else {
             self.durable(move |store| store.cancel_effect(&fingerprint)).await
         }
     }
 
-    /// Takes a key back (P12): a later record with it is new, on every instance.
+    /// Takes a key back (P12): a later record with it is new, also for whoever learns it from the marks. Every shard of this
+    /// instance says so, for any of them may have settled it; one that another instance holds has to be told there.
     pub async fn forget(&self, fingerprint: Fingerprint) -> Result<(), String> {
-        self.note(fingerprint, Settled::Forgotten, wall_ms()).await
+        let lanes = self.0.lanes.iter().chain(&self.0.relay_lanes);
+        let noted = lanes.map(|lane| Self::note(lane, fingerprint, Settled::Forgotten, wall_ms()));
+        futures_util::future::join_all(noted).await.into_iter().collect()
     }
 
-    async fn note(&self, fingerprint: Fingerprint, settled: Settled, event_ms: i64) -> Result<(), String> {
+    /// An effect took place: the callers' lane keeps that, or without one any lane that owns a shard.
+    async fn happened(&self, fingerprint: Fingerprint, event_ms: i64) -> Result<(), String> {
+        let relays = self.0.relay_lanes.iter().filter(|_| self.0.lanes.is_empty());
+        let mut last = "the route has no lane".to_owned();
+        for lane in self.0.lanes.first().into_iter().chain(relays) {
+            match Self::note(lane, fingerprint, Settled::Written, event_ms).await {
+                Ok(()) => return Ok(()),
+                Err(reason) => last = reason,
+            }
+        }
+        Err(last)
+    }
+
+    async fn note(
+        lane: &LaneHandle,
+        fingerprint: Fingerprint,
+        settled: Settled,
+        event_ms: i64,
+    ) -> Result<(), String> {
         let entry = Entry { fingerprint, digest: Digest(0), event_ms, settled };
         let (reply, answer) = oneshot::channel();
         let ended = || "the route has ended".to_owned();
-        let lane = self.0.lanes.first().or(self.0.relay_lanes.first()).ok_or_else(ended)?;
         lane.queue.send(ToLane::Note { entry, reply }).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
@@ -800,7 +820,8 @@ impl Submit for Gate {
     async fn submit(&self, chunk: Chunk) -> Vec<Answer> {
         let records = chunk.records.len();
         if self.0.lanes.is_empty() {
-            let problem = Problem::Unavailable("this instance takes no calls for the route (lanes.http = 0)".into());
+            let problem =
+                Problem::Unavailable("this instance takes no calls for the route (lanes.http = 0)".into());
             self.0.route.metrics.count(Outcome::Unknown, records as u64);
             let answer = |named: &Named| Answer {
                 outcome: Outcome::Unknown,

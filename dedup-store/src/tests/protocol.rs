@@ -120,6 +120,29 @@ fn p12_a_forgotten_key_is_new_again_and_a_catch_up_does_not_bring_it_back() {
     assert_eq!(claim(&store, 1, item(1, 100)), Verdict::Duplicate(Settled::Written));
 }
 
+/// Every shard of a route takes a key back, for any of them may have settled it. Their marks are learnt shard by shard, so that
+/// one shard's word comes after what another has settled since.
+#[test]
+fn p12_the_order_in_which_shards_are_learnt_does_not_matter() {
+    let forget = |shard: &str, sequence| block(shard, sequence, vec![fact(1, 100, Settled::Forgotten)]);
+    let written = |shard: &str, sequence| block(shard, sequence, vec![fact(1, 100, Settled::Written)]);
+    // `a` settled the key, both took it back, and `b` settled it again.
+    let shards = [vec![written("a", 1), forget("a", 2)], vec![forget("b", 1), written("b", 2)]];
+    for order in [[0, 1], [1, 0]] {
+        let store = store();
+        for _ in 0..2 {
+            order.iter().for_each(|&at| drop(store.settle(&[], &shards[at], 0).unwrap()));
+            assert_eq!(claim(&store, 1, item(1, 100)), Verdict::Duplicate(Settled::Written), "{order:?}");
+        }
+        // Taken back once more, by both.
+        for shard in ["a", "b"] {
+            store.settle(&[], &[forget(shard, 3)], 0).unwrap();
+        }
+        order.iter().for_each(|&at| drop(store.settle(&[], &shards[at], 0).unwrap()));
+        assert_eq!(claim(&store, 1, item(1, 100)), NEW, "{order:?}");
+    }
+}
+
 #[test]
 fn p12_forgetting_leaves_a_record_in_flight_alone() {
     let store = store();

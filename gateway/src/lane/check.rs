@@ -31,6 +31,9 @@ impl Lane {
         let started = Instant::now();
         let route = self.route.clone();
         let rules = &route.rules;
+        if self.slots.is_empty() {
+            self.answer_notes_without_shards();
+        }
         self.unpark = false;
         let candidates = self.candidates(rules);
         let items: Vec<Item> = candidates.iter().filter_map(|record| self.item(record, rules)).collect();
@@ -220,6 +223,16 @@ impl Lane {
         again.sort_unstable_by_key(|taken| taken.order);
         again.into_iter().rev().for_each(|taken| self.queue.push_front(taken));
         self.step(&mut flight).then_some(flight)
+    }
+
+    /// A lane that owns no shard can keep no fact. There is none of its own to take back either.
+    fn answer_notes_without_shards(&mut self) {
+        for (entry, reply) in self.notes.drain(..) {
+            let forgotten = entry.settled == Settled::Forgotten;
+            let answer =
+                if forgotten { Ok(()) } else { Err("this lane owns no shard now; try again".into()) };
+            drop(reply.send(answer));
+        }
     }
 
     /// Whether the record's position is held back by one before it.

@@ -296,11 +296,8 @@ mod tests {
     /// never heard of it.
     #[test]
     fn a_caller_is_told_where_a_relay_would_stop() {
-        let rules = Rules {
-            dead_letters: DeadLetterPolicy::Stop,
-            late_call: LatePolicy::DeadLetter,
-            ..rules()
-        };
+        let rules =
+            Rules { dead_letters: DeadLetterPolicy::Stop, late_call: LatePolicy::DeadLetter, ..rules() };
         let fate = judge(Verdict::Late { floor_ms: 9 }, &named(), Via::Call, &rules);
         assert!(matches!(fate, Fate::Answer { outcome: Outcome::Late, .. }), "{fate:?}");
     }

@@ -108,6 +108,9 @@ impl Lane {
             history = rebuilt.map_err(|fault| fault.to_string())?;
         }
         let mut rewind_all = history != self.history;
+        if rewind_all {
+            self.discard_floors();
+        }
         let mut relays: BTreeMap<u32, ShardId> = self
             .slots
             .iter()
@@ -146,6 +149,7 @@ impl Lane {
                         let rebuilt = self.route.rebuild(&mut *self.session, history, now_ms).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
+                        self.discard_floors();
                         continue 'again;
                     }
                 }
@@ -161,6 +165,11 @@ impl Lane {
         self.mark_disconnected(false);
         self.route.set_trouble(self.id, None);
         Ok(())
+    }
+
+    /// Floors of a history that the sink has lost say nothing of the one that it has (P6).
+    fn discard_floors(&mut self) {
+        self.slots.values_mut().for_each(|shard| shard.floor_ms = i64::MIN);
     }
 
     /// The sink's word on a shard holds. `rewind`: what was read of it since is read again.

@@ -119,10 +119,10 @@ impl Lane {
             {
                 self.route.metrics.count(outcome, records);
             }
-            if let (Some(events), Some(shard)) = (&self.events, self.slots.get(slot)) {
-                if let Some(position) = shard.position {
-                    drop(events.send(FromLane::Progress { slot: *slot, position }));
-                }
+            if let (Some(events), Some(shard)) = (&self.events, self.slots.get(slot))
+                && let Some(position) = shard.position
+            {
+                drop(events.send(FromLane::Progress { slot: *slot, position }));
             }
         }
         // Of shards that were handed over, the next owner counts what it reads again.
