@@ -158,6 +158,14 @@ async fn p13_a_frozen_relay_is_replaced_and_writes_nothing_when_it_goes_on() {
     }
 }
 
+/// Two gateways on one topic: the second one only relays, as every instance but one has to.
+fn two_relays(kafka: &Kafka, postgres: &Postgres, name: &str, groups: [&str; 2]) -> [Gateway; 2] {
+    let route = OrdersRoute::new("orders", Mode::Upsert, &postgres.url(name));
+    let config = |route: &OrdersRoute, group| route.clone().relay(&kafka.brokers(), name, group).toml();
+    let second = route.clone().options("lanes = { http = 0, relay = 2 }");
+    [Gateway::new(&config(&route, groups[0])), Gateway::new(&config(&second, groups[1]))]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn p4_two_relays_of_two_groups_fence_each_other_and_write_everything_once() {
     let (kafka, postgres) = (Kafka::shared(), Postgres::shared());
@@ -165,11 +173,7 @@ async fn p4_two_relays_of_two_groups_fence_each_other_and_write_everything_once(
         postgres.database("two_groups", &(orders_table("orders") + ";" + &effects_of("orders"))).await;
     kafka.topic("two_groups", 2).await;
     let workload = Workload::generate(Mode::Upsert, 44, 40_000, 20, now_us());
-    let config = |group| {
-        let route = OrdersRoute::new("orders", Mode::Upsert, &postgres.url("two_groups"));
-        route.relay(&kafka.brokers(), "two_groups", group).toml()
-    };
-    let [mut first, mut second] = ["one", "two"].map(|group| Gateway::new(&config(group)));
+    let [mut first, mut second] = two_relays(kafka, postgres, "two_groups", ["one", "two"]);
     let (early, late) = workload.sent.split_at(20_000);
     kafka.produce("two_groups", early.iter().map(|change| change.produced(2)));
     first.start().await;
@@ -179,4 +183,42 @@ async fn p4_two_relays_of_two_groups_fence_each_other_and_write_everything_once(
     kafka.produce("two_groups", late.iter().map(|change| change.produced(2)));
     await_table(&table, "orders", &workload.model(), PATIENCE).await;
     assert_each_effect_once(&table, "orders").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p13_two_instances_of_one_group_share_the_partitions_and_hand_them_over() {
+    let (kafka, postgres) = (Kafka::shared(), Postgres::shared());
+    let table = postgres.database("one_group", &(orders_table("orders") + ";" + &effects_of("orders"))).await;
+    kafka.topic("one_group", 4).await;
+    let workload = Workload::generate(Mode::Upsert, 45, 60_000, 20, now_us());
+    let [mut first, mut second] = two_relays(kafka, postgres, "one_group", ["one_group", "one_group"]);
+    first.start().await;
+    let mut slices = workload.sent.chunks(500);
+    let mut produce = || {
+        let slice = slices.next().expect("the second instance gets its share before all is produced");
+        kafka.produce("one_group", slice.iter().map(|change| change.produced(4)));
+    };
+    (0..10).for_each(|_| produce());
+    // Twice: partitions go to the second one, and back.
+    for round in 0..2 {
+        second.start().await;
+        while written(&second).await == 0.0 {
+            produce();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        if round == 0 {
+            assert!(second.terminate().await.success());
+            produce();
+        }
+    }
+    (0..10).for_each(|_| produce());
+    let sent = workload.sent[..workload.sent.len() - slices.map(<[Change]>::len).sum::<usize>()].to_vec();
+    await_table(&table, "orders", &Workload { sent, ..workload }.model(), PATIENCE).await;
+    assert_each_effect_once(&table, "orders").await;
+    assert!(written(&first).await > 0.0);
+}
+
+/// Rows that this gateway has made since it was started.
+async fn written(gateway: &Gateway) -> f64 {
+    gateway.metric("oncegate_records_total", &["outcome=\"written\""]).await.unwrap_or(0.0)
 }
