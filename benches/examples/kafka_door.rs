@@ -69,7 +69,8 @@ async fn lane(mut inbox: mpsc::Receiver<ToLane>, count: Arc<Count>, started: Ins
     while let Some(message) = inbox.recv().await {
         match message {
             ToLane::Assign { shards, reply } => {
-                let assigned = shards.into_iter().map(|(slot, _)| AssignedShard { slot, generation: 1, position: None });
+                let assigned =
+                    shards.into_iter().map(|(slot, _)| AssignedShard { slot, generation: 1, position: None });
                 reply.send(Ok(assigned.collect())).ok();
             }
             ToLane::Relay { chunk, .. } => {
@@ -112,11 +113,13 @@ async fn main() {
         });
         let gate = Arc::new(Gate { lanes: lanes.collect() });
         let config = KafkaConfig::new(&kafka.brokers(), &["bench"], &format!("bench-{run}"));
-        let relay = Relay::start(gate, config, RelayOptions::default(), from_lanes).expect("a thread can be made");
+        let relay =
+            Relay::start(gate, config, RelayOptions::default(), from_lanes).expect("a thread can be made");
         while count.records.load(Ordering::Relaxed) < records {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let (all_us, first_us) = (started.elapsed().as_micros() as i64, count.first_us.load(Ordering::Relaxed));
+        let (all_us, first_us) =
+            (started.elapsed().as_micros() as i64, count.first_us.load(Ordering::Relaxed));
         let rate = records as f64 / (all_us - first_us) as f64;
         println!(
             "run {run}: first record after {} ms, then {rate:.2} M records/s, {} records a chunk",

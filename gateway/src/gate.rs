@@ -31,6 +31,7 @@
 //! ```
 
 use std::{
+    panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -42,12 +43,13 @@ use adapters::{
 use dedup_store::{
     Algorithm, Digest, Entry, Fingerprint, Identity, Settled, Store, StoreError, StoreOptions,
 };
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::{
     clock::{ArrivalClock, wall_ms},
@@ -251,7 +253,7 @@ impl GateBuilder {
             let others = others.take().into_iter().flatten().map(|state| OwnedShard::new(&state)).collect();
             let lane = Lane::new(id, route.clone(), session, inbox, events, letters, shard, others);
             handles.push(LaneHandle { queue });
-            tasks.push(tokio::spawn(lane.run()));
+            tasks.push(tokio::spawn(watched(route.clone(), id, lane.run())));
         }
         let relay_lanes = handles.split_off(self.call_lanes as usize);
         tasks.push(tokio::spawn(maintain(Arc::downgrade(&route))));
@@ -863,6 +865,16 @@ impl Submit for Gate {
 
     fn limits(&self) -> &HttpLimits {
         &self.0.limits
+    }
+}
+
+/// Runs a lane. Should it ever panic, the route says that it is not ready: its shards' facts and marks are sound, and another
+/// process (or the next start of this one) takes over.
+async fn watched(route: Arc<Route>, lane: u32, run: impl Future<Output = ()>) {
+    if AssertUnwindSafe(run).catch_unwind().await.is_err() {
+        error!(route = %route.name, lane, "the lane panicked: this is a fault of Oncegate, please report it");
+        route.disconnected.fetch_add(1, Ordering::AcqRel);
+        route.set_trouble(lane, Some("a lane of the route failed; restart the process".into()));
     }
 }
 

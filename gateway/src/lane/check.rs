@@ -38,9 +38,18 @@ impl Lane {
         let candidates = self.candidates(rules);
         let items: Vec<Item> = candidates.iter().filter_map(|record| self.item(record, rules)).collect();
         let mut verdicts = Vec::with_capacity(items.len());
-        if let Err(fault) =
-            route.store.claim(self.id, wall_ms().saturating_add(rules.max_ahead_ms), &items, &mut verdicts)
-        {
+        // Held over the claim: a store that is being rebuilt gives no verdicts (P6).
+        let history = route.history.read();
+        if *history != self.history {
+            candidates.iter().rev().for_each(|record| self.queue.push_front(record.taken));
+            self.recheck = true;
+            return Ok(None);
+        }
+        // Arrival is the wall clock or F, whichever is higher, so it may lie ahead of a clock that was set back (P11).
+        let ahead_ms = if route.arrival { i64::MAX } else { wall_ms().saturating_add(rules.max_ahead_ms) };
+        let claimed = route.store.claim(self.id, ahead_ms, &items, &mut verdicts);
+        drop(history);
+        if let Err(fault) = claimed {
             if rules.pass_unchecked && !matches!(fault, StoreError::Full { .. }) {
                 route.metrics.unchecked(items.len() as u64);
                 verdicts = vec![Verdict::New { late: true }; items.len()];
@@ -263,7 +272,12 @@ impl Lane {
         if !flight.notes.is_empty()
             && let Some(&slot) = self.slots.keys().next_back()
         {
-            latest.entry(slot).or_default();
+            let seen = latest.entry(slot).or_default();
+            // Effects take time forward as records do, or a route of effects alone would never forget.
+            if self.route.arrival {
+                let effects = flight.notes.iter().filter(|note| note.settled != Settled::Forgotten);
+                *seen = (*seen).max(effects.map(|note| note.event_ms).max());
+            }
         }
         // A key is taken back in every shard, for any of them may hold its fact (P12).
         if flight.notes.iter().any(|note| note.settled == Settled::Forgotten) {

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::{
     judge::{DeadLetterPolicy, RefusedPolicy},
     own::Resolved,
-    run::{CALL_SLOT, DeadRecord, Flight, InFlight, Lane},
+    run::{DeadRecord, Flight, InFlight, Lane},
 };
 use crate::{clock::jitter, metrics::Stage};
 
@@ -89,7 +89,7 @@ impl Lane {
     /// One attempt: the batch as it is, and the facts that its marks hold.
     async fn attempt(&mut self, flight: &Flight) -> (Result<Receipts, SinkError>, Vec<Block>) {
         let rules = &self.route.rules;
-        let relay = flight.slots.iter().any(|&slot| slot != CALL_SLOT);
+        let relay = flight.relays();
         let on_refused = match (relay, rules.dead_letters) {
             (false, _) => OnRefused::Report,
             (true, DeadLetterPolicy::Stop) => OnRefused::Abort,

@@ -67,8 +67,11 @@ impl Lane {
         }
     }
 
+    /// Takes in no more than a lane at work would: the sink may be away for long, and the inbox is the relay's back-pressure. A
+    /// hand-over that then waits behind records falls to the door's deadline.
     fn take_in_all_offline(&mut self) {
-        loop {
+        let most = self.route.rules.max_records * 2;
+        while self.queue.len() < most {
             match self.inbox.try_recv() {
                 Ok(message) => self.take_in_offline(message),
                 Err(tokio::sync::mpsc::error::TryRecvError::Empty) => return,
@@ -283,18 +286,29 @@ impl Lane {
         let owned: Vec<(ShardId, i64)> =
             self.slots.values().map(|shard| (shard.id.clone(), shard.epoch)).collect();
         let floor = self.route.store.floors(wall_ms()).retire_ms;
-        let done = if self.expired_at.elapsed() >= EXPIRE_MARKS && floor > i64::MIN {
-            self.expired_at = Instant::now();
+        let expired = if self.expired_at.elapsed() >= EXPIRE_MARKS && floor > i64::MIN {
             match self.session.expire_marks(&owned, floor).await {
                 Ok(gone) => {
+                    // A call does bounded work. While it finds some, the next tick goes on: marks must not be made faster than
+                    // they expire.
                     if gone > 0 {
                         info!(route = %self.route.name, lane = self.id, gone, "marks expired");
+                    } else {
+                        self.expired_at = Instant::now();
                     }
                     self.slots.values_mut().for_each(|shard| shard.floor_ms = shard.floor_ms.max(floor));
                     Ok(())
                 }
-                Err(fault) => Err(fault),
+                Err(fault) => {
+                    self.expired_at = Instant::now();
+                    Err(fault)
+                }
             }
+        } else {
+            Ok(())
+        };
+        let done = if expired.is_err() {
+            expired
         } else if self.heartbeat_at.elapsed() >= HEARTBEAT {
             self.heartbeat_at = Instant::now();
             self.session.heartbeat(&owned).await

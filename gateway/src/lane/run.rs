@@ -123,6 +123,11 @@ impl Flight {
     pub(super) fn records(&self) -> impl Iterator<Item = &InFlight> {
         self.rows.iter().chain(self.letters.iter().map(|letter| &letter.record))
     }
+
+    /// Whether it carries a relay's records. A lane carries either a relay's or callers', never both.
+    pub(super) fn relays(&self) -> bool {
+        self.records().any(|record| record.via == Via::Relay)
+    }
 }
 
 /// One record of a batch.

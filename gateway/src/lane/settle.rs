@@ -52,7 +52,7 @@ impl Lane {
         drop(history);
         route.metrics.observe(Stage::Settle, started.elapsed());
         let answering = Instant::now();
-        let relay_refusal = flight.slots.iter().any(|&slot| slot != CALL_SLOT);
+        let relay_refusal = flight.relays();
         let settles = relay_refusal || route.rules.refused == RefusedPolicy::Settle;
         let mut freed: Vec<Fingerprint> = Vec::new();
         let mut silent: BTreeSet<u32> = BTreeSet::new();
@@ -153,7 +153,10 @@ impl Lane {
         self.route.store.release(self.id, &keys);
         let mut again: Vec<Taken> = self.parked.drain(..).map(|parked| parked.taken).collect();
         for record in flight.records() {
-            if let (Some(offset), Some(shard)) = (record.named().position, self.slots.get_mut(&record.slot)) {
+            // Records of a shard that is read again meanwhile are dropped when their turn comes, and must not hold its position.
+            if let (Some(offset), Some(shard)) = (record.named().position, self.slots.get_mut(&record.slot))
+                && self.works.is_current(record.taken, record.slot, shard.generation)
+            {
                 shard.park(offset);
             }
             again.push(record.taken);

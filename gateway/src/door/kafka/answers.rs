@@ -128,7 +128,13 @@ impl<G: RelayGate> AtWork<'_, G> {
                 }
             }
             FromLane::Fenced { reason, .. } => {
-                let position = slot.durable.or(slot.committed).unwrap_or(slot.next);
+                // A partition that was not placed yet has nothing to commit: a commit would take the place of what is recorded
+                // with the last one (where `start = "latest"` began). It is acquired again, and proven when it is placed.
+                let known = slot.durable.or(slot.committed).or((slot.next > 0).then_some(slot.next));
+                let Some(position) = known else {
+                    warn!(route = self.gate.route(), partition = %slot.at, reason, "fenced before it was placed");
+                    return self.acquire(&[number]);
+                };
                 warn!(route = self.gate.route(), partition = %slot.at, reason, "fenced; asking the group who owns the partition");
                 let again = Instant::now();
                 slot.state = State::Proving { position, then: Then::Acquire, again, refused: Some(reason) };
