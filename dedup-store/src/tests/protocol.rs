@@ -131,14 +131,18 @@ fn p12_the_order_in_which_shards_are_learnt_does_not_matter() {
     for order in [[0, 1], [1, 0]] {
         let store = store();
         for _ in 0..2 {
-            order.iter().for_each(|&at| drop(store.settle(&[], &shards[at], 0).unwrap()));
+            for &at in &order {
+                store.settle(&[], &shards[at], 0).unwrap();
+            }
             assert_eq!(claim(&store, 1, item(1, 100)), Verdict::Duplicate(Settled::Written), "{order:?}");
         }
         // Taken back once more, by both.
         for shard in ["a", "b"] {
             store.settle(&[], &[forget(shard, 3)], 0).unwrap();
         }
-        order.iter().for_each(|&at| drop(store.settle(&[], &shards[at], 0).unwrap()));
+        for &at in &order {
+            store.settle(&[], &shards[at], 0).unwrap();
+        }
         assert_eq!(claim(&store, 1, item(1, 100)), NEW, "{order:?}");
     }
 }
