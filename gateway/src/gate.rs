@@ -30,387 +30,38 @@
 //! # }
 //! ```
 
+mod build;
+mod once;
+
 use std::{
-    panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use adapters::{
-    dead_letters::DeadLetters,
-    sink::{Acquire, Misfit, RouteRow, Session, ShardId, ShardState, Sink, SinkError},
-};
-use dedup_store::{
-    Algorithm, Digest, Entry, Fingerprint, Identity, Settled, Store, StoreError, StoreOptions,
-};
-use futures_util::FutureExt;
+use dedup_store::{Fingerprint, Store, StoreOptions};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
 };
-use tracing::{error, info, warn};
+use tracing::warn;
 
-use crate::{
-    clock::{ArrivalClock, wall_ms},
-    door::{HttpLimits, Submit},
-    key::{KeySpec, effect_fingerprint},
-    lane::{
-        FromLane, LaneHandle, Rules, ToLane,
-        judge::{Fate, MismatchPolicy, Via, judge_unwritable},
-        own::STALE_OWNER_MS,
-        run::Lane,
-        shard::OwnedShard,
-    },
-    metrics::{Metrics, RouteMetrics},
-    naming::{Chunk, EventTime, Named, Namer, NamingRules, Record},
-    outcome::{Answer, Outcome, Problem},
-    route::{LearnError, Route},
+pub use self::{
+    build::{BuildError, GateBuilder, LettersOf},
+    once::{Once, OnceError},
 };
-
-/// Claims of `Gate::once` belong to no lane.
-const EFFECT_LANE: u32 = u32::MAX;
-/// Messages in the inbox of a callers' lane; the HTTP door bounds the bytes.
-const INBOX: usize = 1_024;
-/// Chunks in the inbox of a relay's lane, about 1 MiB each: a few batches.
-const RELAY_INBOX: usize = 16;
-const MAINTENANCE: Duration = Duration::from_secs(1);
-
-/// Why a route cannot start: everything that was found, each with its remedy.
-#[derive(Debug, thiserror::Error)]
-#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
-pub struct BuildError(pub Vec<Misfit>);
-
-impl BuildError {
-    fn one(what: impl ToString, remedy: &str) -> Self {
-        Self(vec![Misfit { what: what.to_string(), remedy: remedy.into() }])
-    }
-}
-
-impl From<StoreError> for BuildError {
-    fn from(fault: StoreError) -> Self {
-        Self::one(fault, "see the store's message")
-    }
-}
-
-impl From<SinkError> for BuildError {
-    fn from(fault: SinkError) -> Self {
-        Self::one(fault, "check that the sink is reachable and that its user may write")
-    }
-}
-
-/// Makes the keeper of a lane's dead letters, where they go to a topic or a file.
-pub type LettersOf = Box<dyn Fn() -> Box<dyn DeadLetters> + Send + Sync>;
-
-/// Gathers what a [`Gate`] is made of.
-pub struct GateBuilder {
-    store: Store,
-    name: String,
-    owner: String,
-    naming: Option<NamingRules>,
-    sink: Option<Arc<dyn Sink>>,
-    rules: Option<Rules>,
-    call_lanes: u32,
-    relay_lanes: u32,
-    limits: Option<HttpLimits>,
-    answer_timeout: Duration,
-    secret: Option<[u8; 192]>,
-    untrusted_keys: bool,
-    letters: Option<LettersOf>,
-    metrics: Option<Arc<RouteMetrics>>,
-    on_wait: Option<Box<dyn Fn(String) + Send + Sync>>,
-}
-
-impl GateBuilder {
-    /// What names an event; everything else of the naming takes its defaults.
-    pub fn key(mut self, key: KeySpec) -> Self {
-        self.naming = Some(NamingRules::new(key));
-        self
-    }
-
-    /// How records become names and rows.
-    pub fn naming(mut self, rules: NamingRules) -> Self {
-        self.naming = Some(rules);
-        self
-    }
-
-    /// Where rows go.
-    pub fn sink(mut self, sink: Arc<dyn Sink>) -> Self {
-        self.sink = Some(sink);
-        self
-    }
-
-    /// The route's name (default `library`).
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// Names this instance in the sink's shard rows. The same across restarts of one instance, different for any other.
-    pub fn owner(mut self, owner: impl Into<String>) -> Self {
-        self.owner = owner.into();
-        self
-    }
-
-    /// The route's rules; `mode` and `key_within_row_key` are set from the sink and the key.
-    pub fn rules(mut self, rules: Rules) -> Self {
-        self.rules = Some(rules);
-        self
-    }
-
-    /// Lanes for callers (default 1) and for the relay (default 0). A route with relay lanes may do without callers': then
-    /// several instances can share its partitions, while the callers' shards belong to one instance at a time (P3).
-    pub fn lanes(mut self, call: u32, relay: u32) -> Self {
-        self.call_lanes = if relay == 0 { call.max(1) } else { call };
-        self.relay_lanes = relay;
-        self
-    }
-
-    /// Bounds of HTTP requests.
-    pub fn limits(mut self, limits: HttpLimits) -> Self {
-        self.limits = Some(limits);
-        self
-    }
-
-    /// How long a caller waits for an outcome before it is told that it is unknown (default 30 s).
-    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
-        self.answer_timeout = timeout;
-        self
-    }
-
-    /// The hash secret, where it is not to be made by the first instance and kept in the sink.
-    pub fn hash_secret(mut self, secret: [u8; 192]) -> Self {
-        self.secret = Some(secret);
-        self
-    }
-
-    /// Producers may choose keys with bad intent: SipHash names them.
-    pub fn untrusted_keys(mut self, untrusted: bool) -> Self {
-        self.untrusted_keys = untrusted;
-        self
-    }
-
-    /// Where dead letters go, if not beside the rows.
-    pub fn dead_letters(mut self, letters: LettersOf) -> Self {
-        self.letters = Some(letters);
-        self
-    }
-
-    /// Where outcomes are counted (default: a registry of its own).
-    pub fn metrics(mut self, metrics: Arc<RouteMetrics>) -> Self {
-        self.metrics = Some(metrics);
-        self
-    }
-
-    /// Told what the start waits for (another owner that still lives).
-    pub fn on_wait(mut self, told: impl Fn(String) + Send + Sync + 'static) -> Self {
-        self.on_wait = Some(Box::new(told));
-        self
-    }
-
-    /// Starts the route: probes the sink, agrees on the route's identity, takes the callers' shards over, learns the facts
-    /// that the sink's marks hold and the store does not, and sets the lanes going (P1, P3, P6).
-    pub async fn build(self) -> Result<Gate, BuildError> {
-        let missing = |what: &str| BuildError::one(format!("{what} is missing"), "give it to the builder");
-        let sink = self.sink.clone().ok_or_else(|| missing("a sink"))?;
-        let mut naming = self.naming.clone().ok_or_else(|| missing("a key spec"))?;
-        let key = naming.key.clone();
-        let encoder = sink.probe().await.map_err(BuildError)?;
-        let mut session = sink.session(&self.name, &self.owner);
-        session.acquire(&[], Acquire::Force).await?;
-        let identity = self.identity(&mut *session, naming.key.id()).await?;
-        let hasher = self.store.bind(&identity)?;
-        naming.row_key = sink.row_key().to_vec();
-        let arrival = naming.event_time == EventTime::Arrival;
-        let namer = Namer::new(naming, encoder, hasher.clone()).map_err(BuildError)?;
-        let mut rules = self.rules.clone().unwrap_or_default();
-        rules.mode = sink.mode();
-        rules.key_within_row_key = !sink.row_key().is_empty() && namer.key_within_row_key(sink.row_key());
-        let metrics = self.metrics.clone().unwrap_or_else(|| Metrics::new().route(&self.name));
-        let route = Arc::new(Route::new(
-            self.name.as_str().into(),
-            Arc::new(self.store),
-            hasher,
-            rules,
-            metrics,
-            ArrivalClock::new(),
-            arrival,
-        ));
-        let opening = Opening { route: &route, on_wait: self.on_wait.as_deref() };
-        let (own, others) = opening.open(&mut *session, self.call_lanes).await?;
-        drop(session);
-        let (events, events_of_lanes) = mpsc::unbounded_channel();
-        let mut handles = Vec::new();
-        let mut tasks = Vec::new();
-        let mut others = Some(others);
-        for id in 0..self.call_lanes + self.relay_lanes {
-            let relay = id >= self.call_lanes;
-            let (queue, inbox) = mpsc::channel(if relay { RELAY_INBOX } else { INBOX });
-            let shard = own.get(id as usize).map(OwnedShard::new);
-            let events = relay.then(|| events.clone());
-            let letters = self.letters.as_ref().map(|letters| letters());
-            let session = sink.session(&self.name, &self.owner);
-            let others = others.take().into_iter().flatten().map(|state| OwnedShard::new(&state)).collect();
-            let lane = Lane::new(id, route.clone(), session, inbox, events, letters, shard, others);
-            handles.push(LaneHandle { queue });
-            tasks.push(tokio::spawn(watched(route.clone(), id, lane.run())));
-        }
-        let relay_lanes = handles.split_off(self.call_lanes as usize);
-        tasks.push(tokio::spawn(maintain(Arc::downgrade(&route))));
-        info!(route = %route.name, lanes = self.call_lanes, relay_lanes = self.relay_lanes, "route started");
-        Ok(Gate(Arc::new(Inner {
-            namer,
-            route,
-            lanes: handles,
-            relay_lanes,
-            events: Mutex::new(Some(events_of_lanes)),
-            tasks: Mutex::new(tasks),
-            limits: self.limits.unwrap_or_else(|| HttpLimits::new(key)),
-            answer_timeout: self.answer_timeout,
-        })))
-    }
-
-    /// The identity that the sink keeps (first writer wins), checked against what was asked for (P1).
-    async fn identity(&self, session: &mut dyn Session, key_spec_id: u64) -> Result<Identity, BuildError> {
-        let algorithm = if self.untrusted_keys { Algorithm::SipHash24 } else { Algorithm::Xxh3Secret };
-        let proposed = match self.store.identity() {
-            Some(identity) => identity,
-            None => Identity {
-                route_id: rand::random(),
-                key_spec_id,
-                algorithm,
-                secret: self.secret.unwrap_or_else(|| {
-                    let mut secret = [0; 192];
-                    rand::fill(&mut secret[..]);
-                    secret
-                }),
-            },
-        };
-        let row = session
-            .register_route(&RouteRow {
-                route_id: proposed.route_id.to_vec(),
-                key_spec_id: proposed.key_spec_id as i64,
-                algorithm: proposed.algorithm as i16,
-                secret: proposed.secret.to_vec(),
-            })
-            .await?;
-        let damaged =
-            || BuildError::one("the route's row in oncegate_routes is damaged", "restore it from a backup");
-        let kept = Identity {
-            route_id: row.route_id.as_slice().try_into().map_err(|_| damaged())?,
-            key_spec_id: row.key_spec_id as u64,
-            algorithm: match row.algorithm {
-                1 => Algorithm::Xxh3Secret,
-                2 => Algorithm::SipHash24,
-                _ => return Err(damaged()),
-            },
-            secret: row.secret.as_slice().try_into().map_err(|_| damaged())?,
-        };
-        let differs = |what: &str, remedy: &str| {
-            Err(BuildError::one(
-                format!("route {:?}: {what} differs from the one that its facts were made with", self.name),
-                remedy,
-            ))
-        };
-        if kept.key_spec_id != key_spec_id {
-            return differs(
-                "the key spec",
-                "put the old key spec back, or give the route a new name: under another key spec no copy of an earlier record \
-                 would be recognised",
-            );
-        }
-        if kept.algorithm != algorithm {
-            return differs("untrusted_keys", "put the old value back, or give the route a new name");
-        }
-        if self.secret.is_some_and(|secret| secret != kept.secret) {
-            return differs("hash_secret", "put the old secret back, or give the route a new name");
-        }
-        Ok(kept)
-    }
-}
-
-/// Opening a route: all its callers' shards, also those of lanes that are not configured any more, are fenced and read before
-/// any verdict (P3).
-struct Opening<'a> {
-    route: &'a Route,
-    on_wait: Option<&'a (dyn Fn(String) + Send + Sync)>,
-}
-
-impl Opening<'_> {
-    async fn open(
-        &self,
-        session: &mut dyn Session,
-        lanes: u32,
-    ) -> Result<(Vec<ShardState>, Vec<ShardState>), BuildError> {
-        let mut wanted: Vec<ShardId> = (0..lanes).map(call_shard).collect();
-        // An instance that takes no calls leaves the callers' shards to the one that does.
-        let callers = if lanes > 0 { session.shards("http/").await? } else { Vec::new() };
-        for state in callers {
-            if !wanted.contains(&state.shard) {
-                wanted.push(state.shard);
-            }
-        }
-        let mut states = Vec::with_capacity(wanted.len());
-        for shard in &wanted {
-            states.push(self.take(session, shard).await?);
-        }
-        let history = *self.route.history.read();
-        if let Some(behind) = self.route.behind(session).await.map_err(learnt)? {
-            self.route.report(&behind);
-            self.route.rebuild(session, history, wall_ms()).await.map_err(learnt)?;
-        }
-        for state in &states {
-            let known = self.route.known_sequence(&state.shard);
-            self.route.catch_up(session, state, known, wall_ms()).await.map_err(learnt)?;
-        }
-        // A key that came through a relay must be known to callers too.
-        for ShardState { shard, .. } in session.shards("").await? {
-            if !wanted.contains(&shard) {
-                self.route.learn_marks_of(session, &shard, wall_ms()).await.map_err(learnt)?;
-            }
-        }
-        // A copy may come by another shard than its first record did, and that shard may have forgotten it: what any shard of the
-        // route has forgotten is not admitted by callers' shards (P11).
-        let floor_ms = session.shards("").await?.iter().map(|state| state.floor_ms).max();
-        for state in &mut states {
-            state.floor_ms = state.floor_ms.max(floor_ms.unwrap_or(i64::MIN));
-        }
-        let others = states.split_off(lanes as usize);
-        Ok((states, others))
-    }
-
-    async fn take(&self, session: &mut dyn Session, shard: &ShardId) -> Result<ShardState, BuildError> {
-        loop {
-            let how = Acquire::IfFree { stale_after_ms: STALE_OWNER_MS };
-            match session.acquire(std::slice::from_ref(shard), how).await {
-                Ok(mut states) => match states.pop() {
-                    Some(state) => return Ok(state),
-                    None => {
-                        return Err(BuildError::one(
-                            format!("the sink did not answer for shard {shard}"),
-                            "report it",
-                        ));
-                    }
-                },
-                Err(fault @ SinkError::Held { .. }) => {
-                    if let Some(told) = self.on_wait {
-                        told(format!("waiting for the other owner to end: {fault}"));
-                    }
-                    tokio::time::sleep(Duration::from_millis(500)).await;
-                }
-                Err(fault) => return Err(fault.into()),
-            }
-        }
-    }
-}
-
-fn call_shard(lane: u32) -> ShardId {
-    format!("http/{lane}").into()
-}
-
-fn learnt(fault: LearnError) -> BuildError {
-    BuildError::one(fault, "facts have to be learnt before any verdict")
-}
+use crate::{
+    clock::wall_ms,
+    door::{HttpLimits, Submit},
+    lane::{
+        FromLane, LaneHandle, ToLane,
+        judge::{Fate, MismatchPolicy, Via, judge_unwritable},
+    },
+    metrics::RouteMetrics,
+    naming::{Chunk, Named, Namer, Record},
+    outcome::{Answer, Outcome, Problem},
+    route::Route,
+};
 
 struct Inner {
     namer: Namer,
@@ -445,57 +96,7 @@ pub fn memory_store() -> Store {
     })
 }
 
-/// What [`Gate::once`] did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Once<T> {
-    /// The effect ran now, and gave this.
-    Ran(T),
-    /// The effect took place before, within the window.
-    Already,
-}
-
-/// Why [`Gate::once`] cannot say that the effect took place.
-#[derive(Debug, thiserror::Error)]
-pub enum OnceError<E> {
-    /// The effect failed, and by that says that nothing happened: the key is free again.
-    #[error("the effect failed: {0}")]
-    Effect(E),
-    /// An earlier run began the effect and did not end it (a crash, a dropped future): ask the target whether it happened, then
-    /// call [`Gate::resolve_once`].
-    #[error(
-        "an earlier run began the effect and its end is unknown; find out whether it happened, then say so with resolve_once"
-    )]
-    Unknown,
-    /// Another call runs the effect now.
-    #[error("the effect is running in another call; try again later")]
-    InFlight,
-    /// The store or the sink is not available. If the effect ran, it counts as unknown.
-    #[error("{0}")]
-    Unavailable(String),
-}
-
 impl Gate {
-    /// Starts with the store; see [`GateBuilder`].
-    pub fn builder(store: Store) -> GateBuilder {
-        GateBuilder {
-            store,
-            name: "library".into(),
-            owner: format!("{}/{:08x}", std::process::id(), rand::random::<u32>()),
-            naming: None,
-            sink: None,
-            rules: None,
-            call_lanes: 1,
-            relay_lanes: 0,
-            limits: None,
-            answer_timeout: Duration::from_secs(30),
-            secret: None,
-            untrusted_keys: false,
-            letters: None,
-            metrics: None,
-            on_wait: None,
-        }
-    }
-
     /// Writes one record once; its arrival time is set here. `Ok` if it (or an earlier copy of it) has taken effect or was found to be stale.
     ///
     /// # Cancel safety
@@ -512,128 +113,6 @@ impl Gate {
             Some(Answer { problem: Some(problem), .. }) => Err(problem),
             Some(answer) => Ok(answer.outcome),
             None => Err(Problem::OutcomeUnknown),
-        }
-    }
-
-    /// Runs `effect` once per name and window, also across crashes. If the process ends between the effect's end and the moment
-    /// it is recorded, the next call answers [`OnceError::Unknown`] rather than guess.
-    ///
-    /// # Cancel safety
-    /// Dropping the future while the effect runs leaves its end unknown, as a crash does.
-    pub async fn once<T, E, F>(&self, name: &str, effect: impl FnOnce() -> F) -> Result<Once<T>, OnceError<E>>
-    where
-        F: Future<Output = Result<T, E>>,
-    {
-        let inner = &self.0;
-        let store = &inner.route.store;
-        let fingerprint = effect_fingerprint(&inner.route.hasher, "", name);
-        if let Some(reason) = self.not_ready() {
-            return Err(OnceError::Unavailable(reason));
-        }
-        let unavailable = |fault: StoreError| OnceError::Unavailable(fault.to_string());
-        let now_ms = wall_ms();
-        let item = dedup_store::Item {
-            fingerprint,
-            digest: Digest(0),
-            event_ms: now_ms,
-            floor_ms: i64::MIN,
-            admit_late: true,
-            replay_dead_letter: false,
-        };
-        let mut verdicts = Vec::with_capacity(1);
-        store.claim(EFFECT_LANE, i64::MAX, &[item], &mut verdicts).map_err(unavailable)?;
-        match verdicts.first() {
-            Some(dedup_store::Verdict::New { .. }) => {}
-            Some(dedup_store::Verdict::Duplicate(_) | dedup_store::Verdict::Mismatch(_)) => {
-                return Ok(Once::Already);
-            }
-            _ => return Err(OnceError::InFlight),
-        }
-        let claim = Claim { route: inner.route.clone(), fingerprint };
-        if store.effect_pending(&fingerprint).map_err(unavailable)? {
-            return Err(OnceError::Unknown);
-        }
-        self.durable(move |store| store.begin_effect(&fingerprint).map(drop))
-            .await
-            .map_err(OnceError::Unavailable)?;
-        match effect().await {
-            Ok(value) => {
-                self.happened(fingerprint, now_ms).await.map_err(OnceError::Unavailable)?;
-                drop(claim);
-                Ok(Once::Ran(value))
-            }
-            Err(fault) => {
-                let cancelled = self.durable(move |store| store.cancel_effect(&fingerprint)).await;
-                drop(claim);
-                cancelled.map_err(OnceError::Unavailable)?;
-                Err(OnceError::Effect(fault))
-            }
-        }
-    }
-
-    /// Says what became of an effect whose end is unknown.
-    pub async fn resolve_once(&self, name: &str, happened: bool) -> Result<(), String> {
-        let fingerprint = effect_fingerprint(&self.0.route.hasher, "", name);
-        if happened {
-            self.happened(fingerprint, wall_ms()).await
-        } else {
-            self.durable(move |store| store.cancel_effect(&fingerprint)).await
-        }
-    }
-
-    /// Takes a key back (P12): a later record with it is new, also for whoever learns it from the marks. Every shard of this
-    /// instance says so, for any of them may have settled it; one that another instance holds has to be told there.
-    pub async fn forget(&self, fingerprint: Fingerprint) -> Result<(), String> {
-        let lanes = self.0.lanes.iter().chain(&self.0.relay_lanes);
-        let noted = lanes.map(|lane| Self::note(lane, fingerprint, Settled::Forgotten, wall_ms()));
-        futures_util::future::join_all(noted).await.into_iter().collect()
-    }
-
-    /// An effect took place: the callers' lane keeps that, or without one any lane that owns a shard.
-    async fn happened(&self, fingerprint: Fingerprint, event_ms: i64) -> Result<(), String> {
-        let relays = self.0.relay_lanes.iter().filter(|_| self.0.lanes.is_empty());
-        let mut last = "the route has no lane".to_owned();
-        for lane in self.0.lanes.first().into_iter().chain(relays) {
-            match Self::note(lane, fingerprint, Settled::Written, event_ms).await {
-                Ok(()) => return Ok(()),
-                Err(reason) => last = reason,
-            }
-        }
-        Err(last)
-    }
-
-    async fn note(
-        lane: &LaneHandle,
-        fingerprint: Fingerprint,
-        settled: Settled,
-        event_ms: i64,
-    ) -> Result<(), String> {
-        let entry = Entry { fingerprint, digest: Digest(0), event_ms, settled };
-        let (reply, answer) = oneshot::channel();
-        let ended = || "the route has ended".to_owned();
-        lane.queue.send(ToLane::Note { entry, reply }).await.map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
-    }
-
-    async fn durable(
-        &self,
-        work: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static,
-    ) -> Result<(), String> {
-        let store = self.0.route.store.clone();
-        blocking(move || work(&store)).await?.map_err(|fault| fault.to_string())
-    }
-
-    /// Why a lane is not ready, if so.
-    #[cfg(test)]
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.0.route.trouble()
-    }
-
-    /// Ends the route as a crash would: nothing in flight is brought to an end.
-    #[cfg(test)]
-    pub(crate) fn crash(self) {
-        for task in self.0.tasks.lock().drain(..) {
-            task.abort();
         }
     }
 
@@ -761,19 +240,6 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Gives the claim of `Gate::once` back, whichever way it ends; a settled key has none any more.
-struct Claim {
-    route: Arc<Route>,
-    fingerprint: Fingerprint,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.route.store.release(EFFECT_LANE, &[self.fingerprint]);
-        self.route.changed.notify_waiters();
-    }
-}
-
 impl Submit for Gate {
     fn route(&self) -> &str {
         &self.0.route.name
@@ -865,37 +331,6 @@ impl Submit for Gate {
 
     fn limits(&self) -> &HttpLimits {
         &self.0.limits
-    }
-}
-
-/// Runs a lane. Should it ever panic, the route says that it is not ready: its shards' facts and marks are sound, and another
-/// process (or the next start of this one) takes over.
-async fn watched(route: Arc<Route>, lane: u32, run: impl Future<Output = ()>) {
-    if AssertUnwindSafe(run).catch_unwind().await.is_err() {
-        error!(route = %route.name, lane, "the lane panicked: this is a fault of Oncegate, please report it");
-        route.disconnected.fetch_add(1, Ordering::AcqRel);
-        route.set_trouble(lane, Some("a lane of the route failed; restart the process".into()));
-    }
-}
-
-/// Retires slots, follows the floors, and shows figures, once a second, until the route ends.
-async fn maintain(route: std::sync::Weak<Route>) {
-    loop {
-        tokio::time::sleep(MAINTENANCE).await;
-        let Some(route) = route.upgrade() else { return };
-        let window_ms = route.rules.window_ms;
-        let store = route.store.clone();
-        let now_ms = wall_ms();
-        let looked = blocking(move || (store.expire(now_ms), store.stats(now_ms))).await;
-        let Ok((floors, stats)) = looked else { continue };
-        route.metrics.store(stats.keys, stats.disk_bytes, stats.memory_bytes);
-        let Ok(floors) = floors else { continue };
-        if let Some(watermark_ms) = floors.watermark_ms {
-            route.metrics.watermark(watermark_ms);
-        }
-        if floors.retire_ms > i64::MIN {
-            route.admission_ms.store(floors.retire_ms.saturating_add(window_ms), Ordering::Relaxed);
-        }
     }
 }
 

@@ -30,7 +30,8 @@ impl Course {
     /// last one in its partition wins.
     fn new(topic: &'static str, upsert: bool, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let (mut sent, mut events, mut model, mut bad) = (Vec::new(), Vec::<Produced>::new(), BTreeMap::new(), 0);
+        let (mut sent, mut events, mut model, mut bad) =
+            (Vec::new(), Vec::<Produced>::new(), BTreeMap::new(), 0);
         for n in 0..RECORDS {
             if n % COPY_EVERY == COPY_EVERY - 1 && !events.is_empty() {
                 sent.push(events[random.random_range(0..events.len())].clone());
@@ -110,17 +111,30 @@ async fn a_relay_into_sqlite_ends_in_its_model_through_kills() {
             if table == course.model {
                 return Ok(());
             }
-            let wrong = course.model.iter().filter(|(order, amount)| table.get(*order) != Some(amount)).count();
-            Err(format!("{}: {} rows of {}, {wrong} wrong or missing", course.topic, table.len(), course.model.len()))
+            let wrong =
+                course.model.iter().filter(|(order, amount)| table.get(*order) != Some(amount)).count();
+            Err(format!(
+                "{}: {} rows of {}, {wrong} wrong or missing",
+                course.topic,
+                table.len(),
+                course.model.len()
+            ))
         })
         .await;
         let connection = Connection::open(&database).expect("the database opens");
         let letters: usize = connection
-            .query_row("SELECT count(DISTINCT shard || position) FROM oncegate_dead_letters", [], |row| row.get(0))
+            .query_row("SELECT count(DISTINCT shard || position) FROM oncegate_dead_letters", [], |row| {
+                row.get(0)
+            })
             .expect("the dead letters can be counted");
         let all: usize = connection
             .query_row("SELECT count(*) FROM oncegate_dead_letters", [], |row| row.get(0))
             .expect("the dead letters can be counted");
-        assert_eq!((letters, all), (course.bad, course.bad), "{}: one dead letter for each bad record", course.topic);
+        assert_eq!(
+            (letters, all),
+            (course.bad, course.bad),
+            "{}: one dead letter for each bad record",
+            course.topic
+        );
     }
 }
