@@ -1,6 +1,6 @@
 //! The lanes, proved: a sink in memory that fails in every way that the protocol speaks of, a source log, and real gates over
-//! both, on paused time. `rules`, `protocol`, `order` and `effects` hold one test a rule or more; `model` drives random runs
-//! against a model.
+//! both, on paused time. `rules`, `protocol`, `order` and `effects` hold one test a rule or more, `review` one a fault found;
+//! `model` drives random runs against a model.
 
 mod door;
 mod effects;
@@ -9,6 +9,7 @@ mod faults;
 mod model;
 mod order;
 mod protocol;
+mod review;
 mod rig;
 mod rules;
 mod session;

@@ -85,6 +85,7 @@ impl Rig {
             attempts: Vec::new(),
             ghosts_applied: 0,
             heartbeats: 0,
+            expire_most: usize::MAX,
         };
         let world = Arc::new(Mutex::new(world));
         let row_key = if keyed { vec!["row".to_owned()] } else { Vec::new() };

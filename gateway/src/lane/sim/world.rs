@@ -294,6 +294,8 @@ pub(super) struct World {
     /// Attempts that committed after their client was gone.
     pub(super) ghosts_applied: u32,
     pub(super) heartbeats: u32,
+    /// Marks that one call expires at most.
+    pub(super) expire_most: usize,
 }
 
 impl World {

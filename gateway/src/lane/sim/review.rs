@@ -1,0 +1,125 @@
+//! What a review found in the lanes, each fault once.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    door::shard_of,
+    faults::DeliverFault,
+    rig::{BASE_MS, Relay, Rig, outcome, pass, plain},
+};
+use crate::{clock::simulated, gate::Once, outcome::Outcome};
+
+/// While the sink was away, a lane emptied its inbox at each try: the relay read on, and memory grew, until it came back.
+#[tokio::test(start_paused = true)]
+async fn in_an_outage_a_relay_reads_no_more_than_a_lane_at_work_would_hold() {
+    let mut rig = Rig::listed(1);
+    rig.rules.max_records = 16;
+    let relay = Relay::start(&rig, "a", (0, 1), 1).await;
+    relay.push(0, &plain("k0", "v"));
+    relay.settled(0, 1).await;
+    rig.cut();
+    rig.world.lock().down_until = Some(Instant::now() + Duration::from_secs(600));
+    let records = 4_000;
+    (1..records).for_each(|at| relay.push(0, &plain(&format!("k{at}"), "v")));
+    pass(60_000).await;
+    let early = relay.topic.lock().read[0];
+    pass(500_000).await;
+    let late = relay.topic.lock().read[0];
+    assert!(early > 1, "the outage is not noticed by the door: {early}");
+    assert_eq!(early, late, "the lane and its inbox are full");
+    // Two batches, the inbox's 16 chunks of 8, and what the door and the lane have in hand.
+    assert!(late <= 2 * 16 + 20 * 8, "{late} of {records}");
+    pass(60_000).await;
+    relay.settled(0, records).await;
+    let mut table = rig.table();
+    table.sort();
+    table.dedup();
+    assert_eq!((table.len() as i64, rig.table().len() as i64), (records, records), "each once");
+}
+
+/// Another lane found that the sink had gone back while this one's batch was on its way. The batch was put back after its shard
+/// had been rewound, and its old offsets took the position past records that the sink had lost.
+#[tokio::test(start_paused = true)]
+async fn p6_a_batch_put_back_after_a_rewind_does_not_move_the_position_past_what_was_lost() {
+    let rig = Rig::listed(2);
+    let relay = Relay::start(&rig, "a", (0, 2), 2).await;
+    for partition in 0..2 {
+        relay.push(partition, &plain(&format!("kept{partition}"), "v"));
+        relay.settled(partition, 1).await;
+    }
+    let snapshot = rig.db();
+    for partition in 0..2 {
+        relay.push(partition, &plain(&format!("lost{partition}"), "v"));
+        relay.settled(partition, 2).await;
+    }
+    // Lane 1's batch goes in at once, and its answer takes a while.
+    rig.delay(0, 3_000);
+    relay.push(1, &plain("slow", "v"));
+    pass(200).await;
+    assert_eq!(relay.position(1), Some(3));
+    {
+        let mut world = rig.world.lock();
+        world.db = snapshot;
+        world.went_back += 1;
+    }
+    // Lane 0 loses its connection and finds it out; lane 1 keeps its own and hears that its batch is in.
+    rig.script([DeliverFault::NotAppliedLost]);
+    relay.push(0, &plain("next", "v"));
+    relay.settled(0, 3).await;
+    relay.settled(1, 3).await;
+    pass(3_000).await;
+    let mut table = rig.table();
+    table.sort();
+    assert_eq!(table, ["kept0=v", "kept1=v", "lost0=v", "lost1=v", "next=v", "slow=v"]);
+    assert_eq!(rig.db().shards[&shard_of(1)].position, Some(3));
+}
+
+/// A call expires a bounded number of marks, and there was one call in 30 s: marks were made faster than they expired.
+#[tokio::test(start_paused = true)]
+async fn p11_expiry_goes_on_at_each_tick_while_there_is_something_to_expire() {
+    let mut rig = Rig::listed(3);
+    (rig.rules.lateness_ms, rig.rules.window_ms, rig.arrival) = (10_000, 60_000, true);
+    rig.world.lock().expire_most = 2;
+    let gate = rig.gate("a", (1, 0)).await;
+    for at in 0..40 {
+        assert_eq!(outcome(&gate, &plain(&format!("k{at}"), "v")).await, Outcome::Written);
+    }
+    assert_eq!(rig.world.lock().marks_of("http/0"), 40);
+    pass(200_000).await;
+    assert_eq!(outcome(&gate, &plain("later", "v")).await, Outcome::Written);
+    pass(60_000).await;
+    assert!(rig.world.lock().marks_of("http/0") <= 2, "{} left", rig.world.lock().marks_of("http/0"));
+}
+
+/// Arrival does not fall below the admission floor; a clock set back made every record lie ahead of it, and all were rejected.
+#[tokio::test(start_paused = true)]
+async fn p11_a_route_by_arrival_writes_on_when_the_clock_is_set_back() {
+    let mut rig = Rig::listed(4);
+    (rig.rules.lateness_ms, rig.rules.max_ahead_ms, rig.arrival) = (10_000, 60_000, true);
+    let gate = rig.gate("a", (1, 0)).await;
+    assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Written);
+    simulated::shift(-600_000_000);
+    assert_eq!(outcome(&gate, &plain("l", "v")).await, Outcome::Written);
+    assert_eq!(outcome(&gate, &plain("l", "v")).await, Outcome::Duplicate);
+    assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Duplicate);
+}
+
+/// Only records moved the watermark: a route that runs effects and writes nothing never forgot one.
+#[tokio::test(start_paused = true)]
+async fn p11_effects_alone_take_time_forward() {
+    let mut rig = Rig::listed(5);
+    (rig.rules.lateness_ms, rig.rules.window_ms, rig.arrival) = (10_000, 60_000, true);
+    let gate = rig.gate("a", (1, 0)).await;
+    let run = async |name: &str| gate.once(name, || async { Ok::<u32, std::io::Error>(7) }).await.unwrap();
+    assert_eq!(run("first").await, Once::Ran(7));
+    assert_eq!(run("first").await, Once::Already);
+    for at in 0..20 {
+        pass(30_000).await;
+        assert_eq!(run(&format!("e{at}")).await, Once::Ran(7));
+    }
+    assert!(rig.db().shards["http/0"].watermark_ms >= BASE_MS + 600_000);
+    pass(5_000).await;
+    assert_eq!(run("first").await, Once::Ran(7), "its window is over");
+}
