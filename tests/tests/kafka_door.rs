@@ -39,6 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Names nothing: payload, key and headers are joined into the chunk's bytes.
 struct Gate {
     lanes: Vec<LaneHandle>,
+    switches: Arc<Switches>,
 }
 
 impl RelayGate for Gate {
@@ -48,6 +49,9 @@ impl RelayGate for Gate {
 
     fn name(&self, record: &Record<'_>, chunk: &mut Chunk) {
         let kafka = record.kafka.unwrap();
+        if self.switches.stall.swap(false, Ordering::AcqRel) {
+            std::thread::sleep(Duration::from_secs(9));
+        }
         let from = chunk.bytes.len() as u32;
         chunk.bytes.extend_from_slice(record.payload.unwrap_or_default());
         let to = chunk.bytes.len() as u32;
@@ -105,6 +109,8 @@ struct Sink {
 struct Switches {
     hold: AtomicBool,
     refuse: AtomicBool,
+    /// The relay's thread stands still at the next record, for longer than `max.poll.interval.ms` of its test.
+    stall: AtomicBool,
     records: AtomicU64,
     assigns: AtomicU64,
 }
@@ -207,7 +213,7 @@ fn instance(sink: &Shared, lanes: usize, config: KafkaConfig, options: RelayOpti
         tokio::spawn(lane(inbox, events.clone(), sink.clone(), switches.clone()));
         LaneHandle { queue }
     });
-    let gate = Arc::new(Gate { lanes: lanes.collect() });
+    let gate = Arc::new(Gate { lanes: lanes.collect(), switches: switches.clone() });
     let relay = Relay::start(gate, config, options, from_lanes).unwrap();
     Instance { relay, switches, events }
 }
@@ -386,7 +392,7 @@ async fn a_seek_of_the_lane_drops_what_was_fetched_and_reads_again() {
     // A lane of the test's own that rewinds in the middle of the stream, by the message, not by acquiring.
     let (queue, mut inbox) = mpsc::channel(4);
     let (events, from_lanes) = mpsc::unbounded_channel();
-    let gate = Arc::new(Gate { lanes: vec![LaneHandle { queue }] });
+    let gate = Arc::new(Gate { lanes: vec![LaneHandle { queue }], switches: Arc::default() });
     let relay = Relay::start(gate, config(kafka, "seek"), RelayOptions::default(), from_lanes).unwrap();
     let (mut generation, mut next, mut rewinds) = (1, 0, vec![30_000, 10_000, 1, 0]);
     while next < 50_000 {
@@ -534,6 +540,39 @@ async fn p13_a_lane_that_does_not_let_go_is_left_behind_at_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn p13_a_member_that_was_put_out_of_the_group_lets_go_and_joins_again() {
+    let kafka = Kafka::shared();
+    kafka.topic("out", 2).await;
+    kafka.produce("out", numbers(2, 0..1000));
+    let sink = Shared::default();
+    let impatient = || {
+        let mut config = config(kafka, "out");
+        config.options.insert("max.poll.interval.ms".into(), "6000".into());
+        config
+    };
+    let first = instance(&sink, 1, impatient(), RelayOptions::default());
+    kept(&sink, 1000).await;
+    first.switches.stall.store(true, Ordering::Release);
+    kafka.produce("out", numbers(2, 1000..2000));
+    let second = instance(&sink, 1, impatient(), RelayOptions::default());
+    // The first stands still with a record in its hand: the second gets all partitions and writes everything.
+    assert_whole(&kept(&sink, 2000).await, 0..2000);
+    assert_eq!(second.switches.records.load(Ordering::Acquire), 1000);
+    // Then the first goes on: what it holds is dropped, and it takes its share again.
+    eventually("a share of the first", PATIENCE, async || {
+        let states: Vec<_> =
+            first.relay.status().partitions.iter().map(|partition| partition.state).collect();
+        let new = first.switches.assigns.load(Ordering::Acquire) > 1;
+        if new && states == ["reading"] { Ok(()) } else { Err(format!("{states:?}")) }
+    })
+    .await;
+    kafka.produce("out", numbers(2, 2000..3000));
+    assert_whole(&kept(&sink, 3000).await, 0..3000);
+    first.relay.stop().await;
+    second.relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sink_that_is_away_at_the_assignment_is_waited_for() {
     let kafka = Kafka::shared();
     kafka.topic("away", 1).await;
@@ -587,6 +626,45 @@ async fn aborted_transactions_are_not_seen_unless_asked() {
     let all = instance(&sink, 1, all, RelayOptions::default());
     kept(&sink, 40).await;
     all.relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_inside_an_open_transaction_is_waited_for() {
+    let kafka = Kafka::shared();
+    kafka.topic("open", 1).await;
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", kafka.brokers()).set("transactional.id", "open");
+    client.set("broker.address.family", "v4");
+    let producer: ThreadedProducer<_> = client.create::<ThreadedProducer<_>>().unwrap();
+    producer.init_transactions(PATIENCE).unwrap();
+    producer.begin_transaction().unwrap();
+    let produce = |range: std::ops::Range<i32>| {
+        for n in range {
+            let payload = n.to_string();
+            let record: BaseRecord<'_, [u8], str> = BaseRecord::to("open").payload(payload.as_str());
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+        }
+        producer.flush(PATIENCE).unwrap();
+    };
+    produce(0..10);
+    let sink = Shared::default();
+    let mut all = config(kafka, "open");
+    all.isolation = Isolation::ReadUncommitted;
+    let all = instance(&sink, 1, all, RelayOptions::default());
+    kept(&sink, 10).await;
+    all.relay.stop().await;
+    // Read committed sees a log that ends before the transaction: its position lies past that end, and is no gap.
+    let committed_only = instance(&sink, 1, config(kafka, "open"), RelayOptions::default());
+    eventually("reading", PATIENCE, async || {
+        let status = committed_only.relay.status();
+        let states: Vec<_> = status.partitions.iter().map(|partition| partition.state).collect();
+        if states == ["reading"] { Ok(()) } else { Err(format!("{status:?}")) }
+    })
+    .await;
+    produce(10..20);
+    producer.commit_transaction(PATIENCE).unwrap();
+    assert_whole(&kept(&sink, 20).await, 0..20);
+    committed_only.relay.stop().await;
 }
 
 /// Deletes the records of partition 0 below `offset`.

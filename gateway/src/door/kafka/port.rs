@@ -57,7 +57,12 @@ impl Port {
     /// Moves the chunk, if any, to the outbox.
     pub(super) fn cut(&mut self) {
         if !self.chunk.records.is_empty() {
-            let chunk = std::mem::take(&mut self.chunk);
+            // The next one is likely of the same size.
+            let next = Chunk {
+                bytes: Vec::with_capacity(self.chunk.bytes.len()),
+                records: Vec::with_capacity(self.chunk.records.len()),
+            };
+            let chunk = std::mem::replace(&mut self.chunk, next);
             self.send(ToLane::Relay { chunk, generations: self.generations.clone() });
         }
     }
