@@ -109,8 +109,7 @@ $quick || step "Kafka from Maven Central" fetch_kafka || finish
 step "build" cargo build "${packages[@]}" --all-targets || finish
 step "format" cargo fmt --all --check || true
 step "clippy" cargo clippy -q "${packages[@]}" --all-targets -- -D warnings || true
-# Servers, crashes and time-outs want the cores to themselves: one live test binary, one test at a time.
 step "tests without servers" cargo test --workspace --exclude oncegate-tests --lib --bins --tests --no-fail-fast || true
-$quick || step "tests with live servers" cargo test -p oncegate-tests --lib --tests --no-fail-fast -- --test-threads 1 || true
+$quick || step "tests with live servers" cargo test -p oncegate-tests --lib --tests --no-fail-fast || true
 step "documentation tests" cargo test "${packages[@]}" --doc || true
 finish

@@ -13,13 +13,32 @@ pub mod workload;
 use std::{
     fmt,
     net::TcpListener,
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
-/// A loopback port that was free a moment ago.
+use tokio::sync::{Mutex, MutexGuard};
+
+/// A loopback port that was free a moment ago, another one at each call. Below the ports that the system gives to outgoing
+/// connections: a client that calls a gateway while it is down must not come to sit on the gateway's own port.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("a bound socket has an address").port()
+    const PORTS: std::ops::Range<u16> = 15_000..32_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Test binaries that run side by side start at different places.
+    let start = std::process::id() as u16;
+    loop {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = PORTS.start + start.wrapping_mul(31).wrapping_add(step) % (PORTS.end - PORTS.start);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// Waits until no other test of this binary that asks for it runs: for tests whose times would not hold beside another.
+pub async fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::const_new(());
+    ALONE.lock().await
 }
 
 /// Asks `ready` every 20 ms until it answers with a value; panics with its last complaint once `patience` is over.

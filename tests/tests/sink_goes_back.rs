@@ -72,16 +72,19 @@ async fn relay(running: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p6_a_running_relay_reads_again_what_a_restored_sink_has_lost() {
+    let _alone = oncegate_tests::alone().await;
     relay(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p6_a_relay_started_after_the_restore_reads_again_what_the_sink_has_lost() {
+    let _alone = oncegate_tests::alone().await;
     relay(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p6_http_reports_the_lost_range_and_takes_it_again_as_new() {
+    let _alone = oncegate_tests::alone().await;
     let mut postgres = Postgres::start();
     let ddl = orders_table("orders").replace(" PRIMARY KEY", " NOT NULL");
     drop(postgres.database("orders", &ddl).await);

@@ -43,6 +43,7 @@ async fn send(gateway: &Gateway, orders: &[Order]) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p3_a_second_http_owner_waits_for_a_live_one_and_says_whom_it_waits_for() {
+    let _alone = oncegate_tests::alone().await;
     let postgres = Postgres::shared();
     let table = postgres.database("two_http_waits", &orders_table("orders")).await;
     let config = OrdersRoute::new("orders", Mode::Insert, &postgres.url("two_http_waits")).toml();
@@ -68,6 +69,7 @@ async fn p3_a_second_http_owner_waits_for_a_live_one_and_says_whom_it_waits_for(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p5_a_frozen_http_owner_is_replaced_and_writes_nothing_when_it_goes_on() {
+    let _alone = oncegate_tests::alone().await;
     let postgres = Postgres::shared();
     // No unique index: a double would be a second row.
     let ddl = orders_table("orders").replace(" PRIMARY KEY", " NOT NULL");
@@ -122,6 +124,7 @@ async fn p5_a_frozen_http_owner_is_replaced_and_writes_nothing_when_it_goes_on()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p13_a_frozen_relay_is_replaced_and_writes_nothing_when_it_goes_on() {
+    let _alone = oncegate_tests::alone().await;
     let (kafka, postgres) = (Kafka::shared(), Postgres::shared());
     for point in [Point::InsideCopy, Point::CommitArriving, Point::CommitSent, Point::CommitDone] {
         let name = format!("frozen_{point:?}").to_ascii_lowercase();
@@ -168,6 +171,7 @@ fn two_relays(kafka: &Kafka, postgres: &Postgres, name: &str, groups: [&str; 2])
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p4_two_relays_of_two_groups_fence_each_other_and_write_everything_once() {
+    let _alone = oncegate_tests::alone().await;
     let (kafka, postgres) = (Kafka::shared(), Postgres::shared());
     let table =
         postgres.database("two_groups", &(orders_table("orders") + ";" + &effects_of("orders"))).await;
@@ -187,6 +191,7 @@ async fn p4_two_relays_of_two_groups_fence_each_other_and_write_everything_once(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p13_two_instances_of_one_group_share_the_partitions_and_hand_them_over() {
+    let _alone = oncegate_tests::alone().await;
     let (kafka, postgres) = (Kafka::shared(), Postgres::shared());
     let table = postgres.database("one_group", &(orders_table("orders") + ";" + &effects_of("orders"))).await;
     kafka.topic("one_group", 4).await;
