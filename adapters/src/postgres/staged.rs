@@ -4,6 +4,8 @@
 //! server refuses it, the wave is halved under savepoints until the bad row stands alone: it is refused, what it stood
 //! for is planned again without it, and the rest of the batch goes in.
 
+use std::{ops::Range, sync::Arc};
+
 use tokio_postgres::types::Type;
 
 use super::{
@@ -37,6 +39,41 @@ enum Tried {
     Refused { reason: String, orphan: bool },
 }
 
+/// Operations of one plan, still to be tried.
+struct Group {
+    plan: Arc<Plan>,
+    range: Range<usize>,
+}
+
+impl Group {
+    fn whole(plan: Plan) -> Group {
+        let range = 0..plan.ops().len();
+        Group { plan: Arc::new(plan), range }
+    }
+
+    fn ops(&self) -> &[Op] {
+        &self.plan.ops()[self.range.clone()]
+    }
+
+    /// The first `count` operations, and the others.
+    fn split_at(&self, count: usize) -> (Group, Group) {
+        let middle = self.range.start + count;
+        let part = |range| Group { plan: Arc::clone(&self.plan), range };
+        (part(self.range.start..middle), part(middle..self.range.end))
+    }
+
+    /// The operations of the first wave, and those of the later ones if there are any; `None` of an empty group.
+    fn first_wave(self) -> Option<(Group, Option<Group>)> {
+        let wave = self.ops().first()?.wave;
+        let count = self.ops().partition_point(|op| op.wave == wave);
+        if count == self.range.len() {
+            return Some((self, None));
+        }
+        let (first, later) = self.split_at(count);
+        Some((first, Some(later)))
+    }
+}
+
 impl<'a> Staged<'a> {
     pub(super) fn new(session: &'a PostgresSession, link: &'a mut Link, work: &'a Work<'a>) -> Staged<'a> {
         let outcomes = vec![None; work.rows.len()];
@@ -46,11 +83,11 @@ impl<'a> Staged<'a> {
     /// Applies every operation; one outcome a row.
     pub(super) async fn run(mut self) -> Result<Vec<RowOutcome>, Fault> {
         let work = self.work;
-        self.plan(&work.plan).await?;
+        self.plan(work.plan.clone()).await?;
         // A row may refer to one that stood behind it when the batch was halved.
         for row in std::mem::take(&mut self.orphans) {
             let plan = Plan::among(work.mode, &work.copies, &[row]);
-            self.plan(&plan).await?;
+            self.plan(plan).await?;
         }
         let outcomes = complete(self.outcomes);
         if work.batch.on_refused == OnRefused::Abort {
@@ -65,31 +102,28 @@ impl<'a> Staged<'a> {
         Ok(outcomes)
     }
 
-    async fn plan(&mut self, plan: &Plan) -> Result<(), Fault> {
-        let mut rest = plan.ops();
-        while let Some(first) = rest.first() {
-            let count = rest.iter().take_while(|op| op.wave == first.wave).count();
-            let (wave, later) = rest.split_at(count);
-            self.wave(plan, wave).await?;
-            rest = later;
-        }
-        Ok(())
-    }
-
-    /// Tries a wave whole, then in halves.
-    async fn wave(&mut self, plan: &Plan, wave: &[Op]) -> Result<(), Fault> {
-        let mut waiting = vec![wave];
-        while let Some(ops) = waiting.pop() {
+    /// Applies `plan`: wave after wave, each whole, then in halves. What a refused row stood for comes right after it,
+    /// before the later waves of its row key. The groups still to come are kept in a list: a row key may have as many
+    /// refused copies as the batch has rows, too many for a call inside a call each.
+    async fn plan(&mut self, plan: Plan) -> Result<(), Fault> {
+        let mut waiting = vec![Group::whole(plan)];
+        while let Some(group) = waiting.pop() {
+            let Some((group, later)) = group.first_wave() else { continue };
+            waiting.extend(later);
+            let ops = group.ops();
             match self.attempt(ops).await? {
                 Tried::Done(outcomes) => {
                     for (op, outcome) in ops.iter().zip(&outcomes) {
-                        plan.assign(op, &self.work.copies, outcome, &mut self.outcomes);
+                        group.plan.assign(op, &self.work.copies, outcome, &mut self.outcomes);
                     }
                 }
                 Tried::Refused { reason, orphan } => match ops {
-                    [op] => self.refuse(plan, op, reason, orphan).await?,
+                    [op] => {
+                        let rest = self.refuse(&group.plan, op, reason, orphan)?;
+                        waiting.extend(rest.map(Group::whole));
+                    }
                     _ => {
-                        let (front, back) = ops.split_at(ops.len() / 2);
+                        let (front, back) = group.split_at(ops.len() / 2);
                         waiting.push(back);
                         waiting.push(front);
                     }
@@ -99,8 +133,8 @@ impl<'a> Staged<'a> {
         Ok(())
     }
 
-    /// The row of `op` is bad: the other copies that it stood for are tried without it.
-    async fn refuse(&mut self, plan: &Plan, op: &Op, reason: String, orphan: bool) -> Result<(), Fault> {
+    /// The row of `op` is bad. Answers the plan of the other copies that it stood for, to be tried without it.
+    fn refuse(&mut self, plan: &Plan, op: &Op, reason: String, orphan: bool) -> Result<Option<Plan>, Fault> {
         let mut members: Vec<usize> = plan.members(op).to_vec();
         let may_come_later = orphan && members.len() == 1 && self.outcomes[op.row].is_none();
         if may_come_later {
@@ -110,11 +144,8 @@ impl<'a> Staged<'a> {
         }
         self.outcomes[op.row] = Some(RowOutcome::Refused { reason });
         members.retain(|&row| row != op.row);
-        if members.is_empty() {
-            return Ok(());
-        }
-        let rest = Plan::among(self.work.mode, &self.work.copies, &members);
-        Box::pin(self.plan(&rest)).await
+        let rest = (!members.is_empty()).then(|| Plan::among(self.work.mode, &self.work.copies, &members));
+        Ok(rest)
     }
 
     /// Applies `ops` together under a savepoint.

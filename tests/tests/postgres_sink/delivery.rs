@@ -1,5 +1,7 @@
 //! Modes, deletes, copies of a row key, bad rows, dead letters.
 
+use std::time::Duration;
+
 use adapters::sink::{DeadLetter, Mode, OnRefused, RowOutcome, SinkError, Source};
 
 use crate::rig::{Rig, Rows};
@@ -112,6 +114,79 @@ async fn a_bad_copy_of_a_row_key_gives_way_to_the_next() {
     rig.deliver(&[r#"{"id":1,"x":"there"}"#]).await;
     assert_eq!(rig.deliver(&[r#"-{"id":1}"#, r#"{"id":1,"x":"bad"}"#]).await, "UR");
     assert!(rig.table().await.is_empty(), "the delete stays");
+}
+
+#[tokio::test]
+async fn as_many_bad_copies_of_a_row_key_as_a_batch_holds_are_refused_one_by_one() {
+    // A producer sent one order again and again, each time with the same bad field. Every refused copy was planned
+    // inside the plan of the one before: the stack ran out, the process died, and died again at the next start.
+    const COPIES: usize = 5000;
+    for mode in [Mode::Insert, Mode::Upsert, Mode::UpsertIfNewer] {
+        let mut rig = keyed(mode).await;
+        let mut records: Vec<String> =
+            (0..COPIES).map(|v| format!(r#"{{"id":1,"v":{v},"x":"bad"}}"#)).collect();
+        // The good one is the last that each mode comes to.
+        let (good, version) = if mode == Mode::Insert { (COPIES - 1, COPIES) } else { (0, 0) };
+        records[good] = format!(r#"{{"id":1,"v":{version},"x":"good"}}"#);
+        let records: Vec<&str> = records.iter().map(String::as_str).collect();
+        let mut expected = vec!["R"; COPIES];
+        expected[good] = "W";
+        let delivery = tokio::time::timeout(Duration::from_secs(60), rig.deliver(&records));
+        let outcomes = delivery.await.expect("the work is bounded");
+        assert!(outcomes == expected.concat(), "{mode:?}");
+        assert_eq!(rig.table().await, [format!(r#"{{"v": {version}, "x": "good", "id": 1}}"#)]);
+    }
+}
+
+#[tokio::test]
+async fn a_refused_copy_gives_way_before_the_later_waves_of_its_row_key() {
+    // Copies of unequal columns go in waves. If what stands behind a refused copy came after the later waves, an old
+    // value would overwrite a new one.
+    let ddl = "CREATE TABLE t (id int PRIMARY KEY, v int, x text DEFAULT 'none' CHECK (x <> 'bad'))";
+    let mut rig = Rig::new(ddl, |config| {
+        config.row_key = vec!["id".into()];
+        config.mode = Mode::Upsert;
+    })
+    .await;
+    let records = [
+        r#"{"id":1,"v":1,"x":"old"}"#,
+        r#"{"id":1,"v":2,"x":"bad"}"#,
+        r#"{"id":1,"v":3}"#,
+        r#"{"id":2,"v":1,"x":"bad"}"#,
+        r#"{"id":2,"v":4}"#,
+    ];
+    assert_eq!(rig.deliver(&records).await, "WRURW");
+    assert_eq!(
+        rig.table().await,
+        [r#"{"v": 3, "x": "old", "id": 1}"#.to_owned(), r#"{"v": 4, "x": "none", "id": 2}"#.to_owned()]
+    );
+}
+
+#[tokio::test]
+async fn a_code_that_a_trigger_chose_refuses_its_row_alone() {
+    // A trigger raised U0001 for one bad order and named the card in its message: the route stopped, and the card
+    // number stood in the log.
+    let ddl = "CREATE TABLE t (id int PRIMARY KEY, code text); \
+               CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.code IS NOT NULL THEN \
+               RAISE EXCEPTION 'secret %', NEW.id USING ERRCODE = NEW.code; END IF; RETURN NEW; END $$; \
+               CREATE TRIGGER tr BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()";
+    let records = [
+        r#"{"id":1}"#,
+        r#"{"id":2,"code":"U0001"}"#,
+        r#"{"id":3,"code":"38001"}"#,
+        r#"{"id":4,"code":"39004"}"#,
+    ];
+    for known_new in [false, true] {
+        let mut rig = Rig::new(ddl, |config| config.row_key = vec!["id".into()]).await;
+        rig.options.known_new = known_new;
+        let outcomes = rig.try_deliver(&records).await.unwrap();
+        assert_eq!(crate::rig::letters(&outcomes), "WRRR");
+        let told = format!("{outcomes:?}");
+        assert!(told.contains("U0001") && !told.contains("secret"), "{told}");
+    }
+    let mut rig = Rig::new(ddl, |config| config.row_key = vec!["id".into()]).await;
+    let error = rig.try_deliver(&[r#"{"id":6,"code":"HV000"}"#]).await.unwrap_err().to_string();
+    assert!(error.contains("HV000") && !error.contains("secret"), "{error}");
 }
 
 #[tokio::test]
