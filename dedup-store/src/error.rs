@@ -43,9 +43,11 @@ pub enum StoreError {
         /// The first error's text.
         first: String,
     },
-    /// A budget is used up; room comes with expiry, or raise the budget.
+    /// Something new was to be claimed and a budget is used up; copies are answered still. Room comes with expiry, but event time
+    /// moves on only with new records: raise the budget, or shorten the window.
     #[error(
-        "store is full: {budget} has {bound} bytes, {used} are used; expiry makes room as the watermark moves on, or raise the bound"
+        "store is full: {budget} has {bound} bytes, {used} are used; copies are answered, but nothing new is \
+         taken, so event time stands still and expiry may make no room: raise the bound or shorten the window"
     )]
     Full {
         /// Which one.

@@ -72,7 +72,8 @@
 //! # When the disk fails or is full
 //!
 //! An IO error stops the store: every call answers [`StoreError::Stopped`] until it is opened again. A full disk or a used-up budget
-//! is back-pressure: claims answer [`StoreError::Full`], what was claimed can still be settled, and expiry makes room.
+//! is back-pressure: what would have to be claimed answers [`StoreError::Full`], copies are answered, what was claimed can still be settled, and
+//! expiry makes room. Since event time moves on only with new records, that may take a higher budget or a shorter window.
 
 mod block;
 mod committer;

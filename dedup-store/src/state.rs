@@ -104,10 +104,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(spans: Spans, width_ms: i64) -> Self {
+    /// `max_bytes`: the memory budget.
+    pub(crate) fn new(spans: Spans, width_ms: i64, max_bytes: u64) -> Self {
         State {
             spans,
-            slots: Slots::new(width_ms),
+            slots: Slots::new(width_ms, max_bytes),
             claims: HashTable::new(),
             tombstones: HashMap::new(),
             clock: Clock::default(),
@@ -126,14 +127,16 @@ impl State {
     /// way to the sink: whoever holds them settles them or gives them back.
     pub(crate) fn discard(&mut self) {
         let (intents, claims) = (std::mem::take(&mut self.intents), std::mem::take(&mut self.claims));
-        *self = State { intents, claims, ..State::new(self.spans, self.slots.width_ms()) };
+        *self = State {
+            intents,
+            claims,
+            ..State::new(self.spans, self.slots.width_ms(), self.slots.max_bytes())
+        };
     }
 
     /// One verdict an item, in order, appended to `verdicts`.
     pub(crate) fn claim(&mut self, lane: u32, ahead_ms: i64, items: &[Item], verdicts: &mut Vec<Verdict>) {
-        let mut found = std::mem::take(&mut self.scratch);
-        found.clear();
-        self.slots.find_all(items.iter().map(|item| &item.fingerprint), &mut found);
+        let found = self.find_all(items);
         let admit_ms = self.spans.admit_ms(self.floor_ms);
         self.claims.reserve(items.len(), |claim| bits(&claim.fingerprint));
         verdicts.reserve(items.len());
@@ -146,7 +149,38 @@ impl State {
         self.scratch = found;
     }
 
-    /// The order is P7's: what is settled counts at any age, and a floor only decides over what is not known.
+    /// [`State::claim`] for a store without room: takes no memory for claims. If an item would have to be claimed it answers
+    /// false, and `verdicts` stays as it was.
+    pub(crate) fn claim_nothing(
+        &mut self,
+        ahead_ms: i64,
+        items: &[Item],
+        verdicts: &mut Vec<Verdict>,
+    ) -> bool {
+        let found = self.find_all(items);
+        let admit_ms = self.spans.admit_ms(self.floor_ms);
+        let before = verdicts.len();
+        verdicts.extend(
+            items
+                .iter()
+                .zip(&found)
+                .map_while(|(item, found)| self.judge(ahead_ms, admit_ms, item, *found).err()),
+        );
+        self.scratch = found;
+        let all = verdicts.len() - before == items.len();
+        if !all {
+            verdicts.truncate(before);
+        }
+        all
+    }
+
+    fn find_all(&mut self, items: &[Item]) -> Vec<Option<Found>> {
+        let mut found = std::mem::take(&mut self.scratch);
+        found.clear();
+        self.slots.find_all(items.iter().map(|item| &item.fingerprint), &mut found);
+        found
+    }
+
     #[inline]
     fn claim_one(
         &mut self,
@@ -156,32 +190,52 @@ impl State {
         item: &Item,
         found: Option<Found>,
     ) -> Verdict {
+        let late = match self.judge(ahead_ms, admit_ms, item, found) {
+            Ok(late) => late,
+            Err(verdict) => return verdict,
+        };
+        let packed = item.digest.0 | if found.is_none() { NO_FACT } else { 0 };
+        let claim = Claim { fingerprint: item.fingerprint, packed, lane };
+        self.claims.insert_unique(bits(&item.fingerprint), claim, |claim| bits(&claim.fingerprint));
+        Verdict::New { late }
+    }
+
+    /// Whether an item is to be claimed, and is late then; or else its verdict. The order is P7's: what is settled counts at any
+    /// age, and a floor only decides over what is not known.
+    #[inline]
+    fn judge(
+        &self,
+        ahead_ms: i64,
+        admit_ms: i64,
+        item: &Item,
+        found: Option<Found>,
+    ) -> Result<bool, Verdict> {
         if let Some(found) = found {
             let settled = found.settled();
             if !(item.replay_dead_letter && settled.refused()) {
-                return if found.digest() == item.digest {
+                return Err(if found.digest() == item.digest {
                     Verdict::Duplicate(settled)
                 } else {
                     Verdict::Mismatch(settled)
-                };
+                });
             }
         }
         let key = bits(&item.fingerprint);
         if let Some(claim) = self.claims.find(key, |claim| claim.fingerprint == item.fingerprint) {
-            return Verdict::InFlight { lane: claim.lane, same: claim.packed & !NO_FACT == item.digest.0 };
+            return Err(Verdict::InFlight {
+                lane: claim.lane,
+                same: claim.packed & !NO_FACT == item.digest.0,
+            });
         }
         let floor_ms = item.floor_ms.max(admit_ms);
         let late = item.event_ms < floor_ms;
         if late && !item.admit_late {
-            return Verdict::Late { floor_ms };
+            return Err(Verdict::Late { floor_ms });
         }
         if item.event_ms > ahead_ms {
-            return Verdict::Ahead { limit_ms: ahead_ms };
+            return Err(Verdict::Ahead { limit_ms: ahead_ms });
         }
-        let packed = item.digest.0 | if found.is_none() { NO_FACT } else { 0 };
-        let claim = Claim { fingerprint: item.fingerprint, packed, lane };
-        self.claims.insert_unique(key, claim, |claim| bits(&claim.fingerprint));
-        Verdict::New { late }
+        Ok(late)
     }
 
     pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {

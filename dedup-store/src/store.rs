@@ -37,7 +37,7 @@ pub struct StoreOptions {
     pub lateness_ms: i64,
     /// A shard quiet for so long leaves the watermark's minimum, ms.
     pub idle_after_ms: i64,
-    /// Bytes on disk; at the bound claims are refused with [`StoreError::Full`].
+    /// Bytes on disk; at the bound nothing new is claimed: [`StoreError::Full`].
     pub max_disk_bytes: u64,
     /// Bytes of the tables in memory; as above.
     pub max_memory_bytes: u64,
@@ -97,7 +97,7 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let width_ms = slot_width_ms(options.window_ms, options.lateness_ms);
         let mut files = Files::open(disk, width_ms, roll_bytes)?;
-        let mut state = State::new(options.spans(), files.manifest().width_ms);
+        let mut state = State::new(options.spans(), files.manifest().width_ms, options.max_memory_bytes);
         let standing = files.standing();
         let floor_ms = files.manifest().floor_ms.max(standing.retire_ms);
         let clock = Clock::restore(standing.checkpoints.values().cloned().collect(), standing.watermark_ms);
@@ -121,7 +121,8 @@ impl Store {
 
     /// Keeps nothing on disk (tests, instances without a durable disk in front of a `Transactional` sink).
     pub fn in_memory(options: StoreOptions) -> Self {
-        let state = State::new(options.spans(), slot_width_ms(options.window_ms, options.lateness_ms));
+        let width_ms = slot_width_ms(options.window_ms, options.lateness_ms);
+        let state = State::new(options.spans(), width_ms, options.max_memory_bytes);
         let shared = Shared::new(Held::new(state, 0), None, options.commit_interval_ms);
         Store { options, shared: Arc::new(shared), committer: None, _lock: None }
     }
@@ -152,7 +153,8 @@ impl Store {
     }
 
     /// Checks `items` in order and claims what is new for `lane`; one verdict an item, appended to `verdicts`.
-    /// `ahead_ms`: the latest event time that may be new. On an error nothing was claimed.
+    /// `ahead_ms`: the latest event time that may be new. On an error nothing was claimed, and
+    /// `verdicts` is as it was. A store without room answers what needs no claim; `Full` says that an item is new.
     ///
     /// | known of the key | verdict |
     /// | --- | --- |
@@ -170,8 +172,11 @@ impl Store {
     ) -> Result<(), StoreError> {
         let mut held = self.shared.held.lock();
         held.check()?;
-        held.check_room(&self.options)?;
-        held.state.claim(lane, ahead_ms, items, verdicts);
+        match held.check_room(&self.options) {
+            Ok(()) => held.state.claim(lane, ahead_ms, items, verdicts),
+            Err(full) if !held.state.claim_nothing(ahead_ms, items, verdicts) => return Err(full),
+            Err(_) => {}
+        }
         Ok(())
     }
 

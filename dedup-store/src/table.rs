@@ -31,6 +31,9 @@ pub(crate) fn bits(fingerprint: &Fingerprint) -> u64 {
     u64::from_le_bytes(low)
 }
 
+/// The most bytes that a table takes for a key it has room for: it is filled to 7/8 and its size is a power of two.
+const RESERVED_KEY_BYTES: u64 = 2 * (size_of::<Fact>() as u64 + 1) * 8 / 7 + 1;
+
 #[derive(Clone, Copy)]
 struct Fact {
     fingerprint: Fingerprint,
@@ -113,8 +116,8 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(number: i64) -> Self {
-        Slot { number, facts: Holding::Open(HashTable::new()) }
+    fn new(number: i64, keys: usize) -> Self {
+        Slot { number, facts: Holding::Open(HashTable::with_capacity(keys)) }
     }
 }
 
@@ -132,6 +135,8 @@ pub struct SlotStats {
 /// All facts of a route.
 pub(crate) struct Slots {
     width_ms: i64,
+    /// The memory budget.
+    max_bytes: u64,
     /// Ascending by number, at most [`MAX_SLOTS`].
     slots: Vec<Slot>,
     /// Event times that found no slot of their own.
@@ -141,13 +146,17 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn new(width_ms: i64) -> Self {
+    pub(crate) fn new(width_ms: i64, max_bytes: u64) -> Self {
         let sparse = Holding::Open(HashTable::new());
-        Slots { width_ms: width_ms.max(1), slots: Vec::new(), sparse, swept: i64::MIN }
+        Slots { width_ms: width_ms.max(1), max_bytes, slots: Vec::new(), sparse, swept: i64::MIN }
     }
 
     pub(crate) fn width_ms(&self) -> i64 {
         self.width_ms
+    }
+
+    pub(crate) fn max_bytes(&self) -> u64 {
+        self.max_bytes
     }
 
     pub(crate) fn find(&self, fingerprint: &Fingerprint) -> Option<Found> {
@@ -182,7 +191,8 @@ impl Slots {
             Some(index) if self.slots[index].number == number => Some(index),
             before if self.slots.len() < MAX_SLOTS => {
                 let index = before.map_or(0, |index| index + 1);
-                self.slots.insert(index, Slot::new(number));
+                let keys = self.expected_keys(number, index);
+                self.slots.insert(index, Slot::new(number, keys));
                 Some(index)
             }
             _ => None,
@@ -192,6 +202,18 @@ impl Slots {
             None => &mut self.sparse,
         };
         facts.insert(Fact::new(entry));
+    }
+
+    /// How many keys a new slot is to have room for at once: as many as the slot before it holds, so that steady traffic never
+    /// rehashes a large table under the store's lock. At most half of what the budget leaves goes into it: room that is only
+    /// reserved must not make the store full. Strange event times, without a neighbour, get none.
+    fn expected_keys(&self, number: i64, index: usize) -> usize {
+        let left = self.max_bytes.saturating_sub(self.bytes()) / 2 / RESERVED_KEY_BYTES;
+        // The slot just before may have hardly begun, when event times run ahead: the one before that is full.
+        let before =
+            self.slots[..index].iter().rev().take_while(|slot| number.saturating_sub(slot.number) <= 2);
+        let keys = before.map(|slot| slot.facts.keys()).max().unwrap_or(0);
+        keys.min(usize::try_from(left).unwrap_or(usize::MAX))
     }
 
     /// Adds a key unless it is there. A fact that was learnt twice stays as it is; an effect takes the place of a refusal (P2).
@@ -271,7 +293,7 @@ mod tests {
 
     #[test]
     fn strange_event_times_make_a_bounded_number_of_tables() {
-        let mut slots = Slots::new(1_000);
+        let mut slots = Slots::new(1_000, u64::MAX);
         for key in 0..10_000 {
             slots.insert(&entry(key, key as i64 * 1_000_000 - 5_000_000_000, Settled::Written));
         }
@@ -286,7 +308,7 @@ mod tests {
 
     #[test]
     fn p2_an_effect_takes_the_place_of_a_refusal_and_of_nothing_else() {
-        let mut slots = Slots::new(1_000);
+        let mut slots = Slots::new(1_000, u64::MAX);
         let get = |slots: &Slots| slots.find(&entry(1, 0, Settled::Written).fingerprint).unwrap();
         slots.insert(&entry(1, 5_000, Settled::DeadLettered));
         slots.insert(&entry(1, 4_000, Settled::Rejected));
@@ -299,6 +321,49 @@ mod tests {
         assert_eq!(slots.keys(), 1);
     }
 
+    /// A route with 100 000 keys a slot grew each slot's table from nothing, and at every doubling all lanes waited for the lock.
+    #[test]
+    fn steady_traffic_reserves_a_slot_once_and_never_rehashes_it() {
+        const KEYS: u64 = 20_000;
+        let mut slots = Slots::new(1_000, 1 << 30);
+        let put = |slots: &mut Slots, keys: std::ops::Range<u64>, second: i64| {
+            keys.for_each(|key| slots.insert(&entry(key, second * 1_000, Settled::Written)));
+            slots.stats().last().unwrap().bytes
+        };
+        let grown = put(&mut slots, 0..KEYS, 0);
+        // One record runs ahead of its time.
+        put(&mut slots, KEYS..KEYS + 1, 1);
+        for second in 1..6 {
+            let first = second as u64 * KEYS + 1;
+            let reserved = put(&mut slots, first..first + 1, second);
+            assert_eq!(reserved, grown, "slot {second} is as large as the one before from its first key on");
+            assert_eq!(
+                put(&mut slots, first + 1..first + KEYS - 1, second),
+                reserved,
+                "slot {second} rehashed"
+            );
+        }
+        let before = slots.bytes();
+        put(&mut slots, 1_000_000..1_000_001, 1_000);
+        assert!(slots.bytes() - before < 1_000, "a strange event time reserves nothing");
+    }
+
+    /// A reservation filled the memory budget up, and the store refused what its tables had room for.
+    #[test]
+    fn a_reservation_takes_at_most_half_of_what_the_budget_leaves() {
+        let mut full = Slots::new(1_000, u64::MAX);
+        (0..20_000).for_each(|key| full.insert(&entry(key, 0, Settled::Written)));
+        let used = full.bytes();
+        for left in (0..3 * used).step_by(used as usize / 7) {
+            let mut slots = Slots::new(1_000, used + left);
+            (0..20_000).for_each(|key| slots.insert(&entry(key, 0, Settled::Written)));
+            slots.insert(&entry(20_000, 1_000, Settled::Written));
+            let reserved = slots.bytes() - used;
+            assert!(reserved <= (left / 2).max(1_000), "{reserved} bytes reserved of {left}");
+            assert!(reserved > left / 16 || reserved == used || left < 16_000, "{reserved} of {left}");
+        }
+    }
+
     proptest! {
         /// Against a plain map: what was put in is found until its slot has wholly passed, and not longer than a slot.
         #[test]
@@ -306,7 +371,7 @@ mod tests {
             times in prop::collection::vec(-200_000i64..200_000, 1..300),
             floors in prop::collection::vec(-220_000i64..220_000, 1..6),
         ) {
-            let mut slots = Slots::new(1_000);
+            let mut slots = Slots::new(1_000, u64::MAX);
             for (key, event_ms) in times.iter().enumerate() {
                 slots.insert(&entry(key as u64, *event_ms, Settled::Written));
             }

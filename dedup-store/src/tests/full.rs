@@ -82,7 +82,8 @@ fn p16_expiry_makes_room_on_a_full_disk_by_itself() {
         assert!(settled < 1_000, "it never filled up");
     };
     assert!(disk.refused() > 0);
-    assert!(full(store.claim(1, i64::MAX, &[], &mut Vec::new())));
+    assert!(full(store.claim(1, i64::MAX, &[item(1 << 30, 5_000)], &mut Vec::new())));
+    assert_eq!(claim(&store, 1, item(1_000, 5_000)), Verdict::Duplicate(Settled::Written));
     // Time moves on: the shard's watermark comes in with no record, and all of it can go.
     store.settle(&[checkpoint("a", settled as i64, 90_000)], &[], 90_000).unwrap();
     let floors = store.expire(90_000).unwrap();

@@ -238,6 +238,48 @@ fn a_full_memory_refuses_claims_and_not_settlements_and_recovers_by_expiry() {
     assert_eq!(claim(&store, 1, item(9_999, 50_000)), NEW);
 }
 
+/// A store that had come to its bound refused whole batches unseen: callers who only sent copies again were kept waiting, and as
+/// event time moves on only with new records, for good.
+#[test]
+fn p7_a_full_store_answers_what_needs_no_claim_and_claims_nothing_else() {
+    let store = Store::in_memory(StoreOptions { max_memory_bytes: 100_000, ..options() });
+    store.bind(&identity()).unwrap();
+    assert_eq!(claim(&store, 3, item(7_777, 1_000)), NEW);
+    settle(&store, "a", 1, 0..5_000, 1_000);
+    let memory_bytes = store.stats(0).memory_bytes;
+    let known = [
+        item(1, 1_000),
+        Item { digest: Digest(0), ..item(2, 1_000) },
+        item(7_777, 1_000),
+        Item { floor_ms: 5_000, ..item(8_000, 4_000) },
+        item(8_001, 60_001),
+    ];
+    let answers = [
+        Verdict::Duplicate(Settled::Written),
+        Verdict::Mismatch(Settled::Written),
+        Verdict::InFlight { lane: 3, same: true },
+        Verdict::Late { floor_ms: 5_000 },
+        Verdict::Ahead { limit_ms: 60_000 },
+    ];
+    let mut verdicts = vec![NEW];
+    store.claim(1, 60_000, &known, &mut verdicts).unwrap();
+    assert_eq!(verdicts[0], NEW);
+    assert_eq!(verdicts[1..], answers);
+    store.claim(1, 60_000, &[], &mut verdicts).unwrap();
+    // One new item, wherever it stands, and late ones that the sink is to tell: all of the batch is refused.
+    for place in 0..=known.len() {
+        for new in [item(9_999, 1_000), Item { floor_ms: 5_000, admit_late: true, ..item(9_999, 1_000) }] {
+            let mut batch = known.to_vec();
+            batch.insert(place, new);
+            let error = store.claim(1, 60_000, &batch, &mut verdicts).unwrap_err();
+            assert!(matches!(error, StoreError::Full { budget: Budget::Memory, .. }), "{error}");
+            assert_eq!(verdicts.len(), 1 + answers.len(), "verdicts are as they were");
+            assert!(!store.in_flight(&key(9_999)), "nothing was claimed");
+        }
+    }
+    assert_eq!((store.stats(0).claims, store.stats(0).memory_bytes), (1, memory_bytes));
+}
+
 #[test]
 fn facts_of_another_route_are_refused() {
     let store = Store::in_memory(options());
