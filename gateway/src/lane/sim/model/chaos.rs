@@ -53,7 +53,7 @@ impl Menu {
             freeze: likely(30),
             cut: likely(40),
             down: likely(30),
-            back: likely(20),
+            back: likely(30),
         }
     }
 
@@ -130,8 +130,13 @@ impl Cluster {
         let count = self.nodes.lock().len();
         let node = rng.random_range(0..count);
         let up = self.nodes.lock()[node].gate.is_some();
-        match rng.random_range(0..7) {
-            0 if menu.crash && up => {
+        let on = [menu.crash, menu.close, menu.moves, menu.freeze, menu.cut, menu.down, menu.back];
+        let choices: Vec<usize> = (0..on.len()).filter(|at| on[*at]).collect();
+        if choices.is_empty() {
+            return;
+        }
+        match choices[rng.random_range(0..choices.len())] {
+            0 if up => {
                 let gate = self.take_down(node);
                 gate.into_iter().for_each(Gate::crash);
                 self.rig.world.lock().frozen.remove(&self.name(node));
@@ -144,7 +149,7 @@ impl Cluster {
                 let store = self.store_of(&db, kept, rng);
                 self.start(node, store).await;
             }
-            1 if menu.close && up => {
+            1 if up => {
                 let name = self.name(node);
                 self.rig.world.lock().frozen.remove(&name);
                 if let Some(gate) = self.take_down(node) {
@@ -155,12 +160,12 @@ impl Cluster {
                 let store = self.store_of(&db, kept, rng);
                 self.start(node, store).await;
             }
-            2 if menu.moves => {
+            2 => {
                 let partition = rng.random_range(0..self.topic.lock().partitions.len());
                 let to = rng.random_range(0..count);
                 self.hand_over(partition, to, rng).await;
             }
-            3 if menu.freeze && up => {
+            3 if up => {
                 let name = self.name(node);
                 self.rig.world.lock().frozen.insert(name.clone());
                 let world = self.rig.world.clone();
@@ -170,14 +175,14 @@ impl Cluster {
                     world.lock().frozen.remove(&name);
                 });
             }
-            4 if menu.cut => self.rig.cut(),
-            5 if menu.down => {
+            4 => self.rig.cut(),
+            5 => {
                 let mut world = self.rig.world.lock();
                 world.connections.clear();
                 world.down_until = Some(Instant::now() + Duration::from_millis(rng.random_range(10..5_000)));
             }
-            6 if menu.back => {
-                if rng.random_range(0..2) == 0 {
+            6 => {
+                if snapshots.is_empty() || rng.random_range(0..3) == 0 {
                     snapshots.push(self.rig.db());
                 } else {
                     self.go_back(rng, snapshots);
