@@ -16,7 +16,12 @@ for argument in "$@"; do
     esac
 done
 
-kafka_version=$(sed -n 's|.*<artifactId>kafka_2.13</artifactId>.*||; /kafka_2.13/{n;s|.*<version>\(.*\)</version>.*|\1|p}' tests/src/servers/kafka-pom.xml)
+# The version in the line after the broker's artifact: the tests look for the jars under it.
+kafka_version=$(sed -n '/<artifactId>kafka_2\.13</{n;s|.*<version>\(.*\)</version>.*|\1|p}' tests/src/servers/kafka-pom.xml)
+[ -n "$kafka_version" ] || {
+    echo "tests/src/servers/kafka-pom.xml names no version of kafka_2.13" >&2
+    exit 1
+}
 kafka_jars="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/kafka-$kafka_version"
 summary=()
 failed=()
