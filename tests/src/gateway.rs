@@ -55,7 +55,7 @@ impl Gateway {
         assert!(self.process.is_none(), "the gateway runs already");
         let config = self.path("oncegate.toml").display().to_string();
         let command = vec![binary().display().to_string(), "serve".into(), "-c".into(), config];
-        let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into());
+        let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info,tokio_postgres=warn".into());
         let environment = vec![("RUST_LOG", level)];
         let (log, folder) = (self.path("log"), Some(self.folder.path()));
         self.process =
@@ -190,7 +190,7 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("--- {}, started {} times:\n{}", self.name(), self.starts, self.log_tail(60));
+            eprintln!("--- {}, started {} times:\n{}", self.name(), self.starts, self.log_tail(200));
         }
     }
 }
