@@ -180,7 +180,8 @@ fn tails_roll_and_expiry_unlinks_them() {
     for round in 0..40 {
         let at = 1_000 * round;
         settle(&store, "a", round + 1, (round as u64 * 5_000)..(round as u64 * 5_000 + 5_000), at);
-        let refused = store.claim(1, i64::MAX, &[], &mut Vec::new());
+        let refused = store.claim(1, i64::MAX, &[item(1 << 30, at)], &mut Vec::new());
+        store.release_lane(1);
         full |= matches!(refused, Err(StoreError::Full { budget: Budget::Disk, .. }));
     }
     assert!(full);
@@ -191,7 +192,7 @@ fn tails_roll_and_expiry_unlinks_them() {
     // G = 27,000: of 40 s of facts 13 s are left, and a tail that reaches below.
     assert!(after.tails.len() <= before.tails.len() / 2, "{after}");
     assert!(after.disk_bytes < before.disk_bytes / 2);
-    store.claim(1, i64::MAX, &[], &mut Vec::new()).unwrap();
+    assert_eq!(claim(&store, 1, item(1 << 30, 39_000)), Verdict::New { late: false });
     let mut names: Vec<_> = fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -90,7 +90,7 @@ fn p16_expiry_makes_room_on_a_full_disk_by_itself() {
     assert_eq!(floors.retire_ms, 78_000);
     until_durable(&store, last);
     until_durable(&store, store.latest());
-    store.claim(1, i64::MAX, &[], &mut Vec::new()).unwrap();
+    assert_eq!(claim(&store, 1, item(1 << 30, 90_000)), Verdict::New { late: false });
     store.expire(90_001).unwrap();
     assert!(store.stats(0).disk_full.is_none());
     assert!(disk.used() < room);
