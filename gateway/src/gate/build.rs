@@ -349,9 +349,16 @@ impl Opening<'_> {
                         ));
                     }
                 },
-                Err(fault @ SinkError::Held { .. }) => {
+                Err(SinkError::Held { shard, owner, .. }) => {
                     if let Some(told) = self.on_wait {
-                        told(format!("waiting for the other owner to end: {fault}"));
+                        told(format!("waiting for the other owner to end: shard {shard} is held by {owner}"));
+                    }
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                }
+                // The other owner died while it was looked at.
+                Err(SinkError::NotApplied { retry: true, reason }) if session.connected() => {
+                    if let Some(told) = self.on_wait {
+                        told(format!("taking shard {shard} over again: {reason}"));
                     }
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }

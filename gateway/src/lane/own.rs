@@ -135,8 +135,11 @@ impl Lane {
         }
         'again: loop {
             for (slot, id, how) in &wanted {
-                let states = self.session.acquire(std::slice::from_ref(id), how.clone()).await;
-                let state = one(states.map_err(|fault| fault.to_string())?, id)?;
+                let state = match self.session.acquire(std::slice::from_ref(id), how.clone()).await {
+                    Ok(states) => one(states, id)?,
+                    Err(SinkError::Held { shard, owner, .. }) => return Err(self.lost(*slot, &shard, &owner)),
+                    Err(fault) => return Err(fault.to_string()),
+                };
                 let mine = self.slots.get(slot).map(|shard| shard.sequence);
                 let known = match mine {
                     Some(sequence) if !rewind_all => sequence,
@@ -266,6 +269,16 @@ impl Lane {
             }
             None => self.recheck = true,
         }
+    }
+
+    /// A callers' shard has another live owner, as a new connection shows. Says so once; answers with why the lane has to wait,
+    /// in words that stay the same while it waits.
+    fn lost(&mut self, slot: u32, shard: &str, owner: &str) -> String {
+        if self.slots.contains_key(&slot) {
+            error!(route = %self.route.name, lane = self.id, "fenced: shard {shard} now belongs to {owner}");
+            self.drop_slot(slot);
+        }
+        format!("shard {shard} is held by {owner}")
     }
 
     /// What is due while the lane is idle: heartbeats, expiry of marks, a new connection when the old one ended.
