@@ -91,8 +91,10 @@ pub(super) fn draw(
             source.push(copy);
             continue;
         }
-        if dice < 42 && !shared.is_empty() {
-            source.push(shared[rng.random_range(0..shared.len())].clone());
+        if dice < 55 && !shared.is_empty() {
+            // About the same one everywhere at about the same time.
+            let near = (at + rng.random_range(0..3)).min(shared.len() - 1);
+            source.push(shared[near].clone());
             continue;
         }
         let t = match times {
@@ -101,7 +103,7 @@ pub(super) fn draw(
         };
         let ver = rng.random_range(0..20);
         let val = format!("v{at}");
-        if dice < 47 && !own.is_empty() && bad {
+        if dice < 60 && !own.is_empty() && bad {
             // Same key, other content. Only of events that can be known by then: not of those that settle nothing.
             let other = own[rng.random_range(0..own.len())].clone();
             if matches!(other.kind, Kind::Good | Kind::Poison | Kind::Bad) {
@@ -126,12 +128,13 @@ pub(super) fn draw(
     source
 }
 
-/// Events that may come through any source, each with a row of its own.
-pub(super) fn draw_shared(rng: &mut SmallRng, count: usize) -> Source {
+/// Events that may come through any source, on rows that a partition has events of its own for.
+pub(super) fn draw_shared(rng: &mut SmallRng, count: usize, partitions: usize, rows: usize) -> Source {
     (0..count)
         .map(|at| {
             let t = BASE_MS + rng.random_range(-1_000..60_000);
-            Event::new(format!("x-{at}"), format!("x{at}"), format!("v{at}"), 1, Kind::Good, t)
+            let row = format!("p{}r{}", rng.random_range(0..partitions), rng.random_range(0..rows));
+            Event::new(format!("x-{at}"), row, format!("v{at}"), 1, Kind::Good, t)
         })
         .collect()
 }
@@ -227,5 +230,10 @@ impl Expected {
         if mode != Mode::Insert {
             self.rows.extend(rows.iter().map(|(row, event)| ((*row).to_owned(), event.val.clone())));
         }
+    }
+
+    /// Rows that events of several sources meet on end as it comes.
+    pub(super) fn leave_open(&mut self, shared: &[Event]) {
+        shared.iter().for_each(|event| drop(self.rows.remove(&event.row)));
     }
 }

@@ -22,7 +22,7 @@ use crate::{
         door::{Topic, shard_of},
         faults::Rates,
         rig::{Rig, call, counted},
-        world::World,
+        world::{Db, World},
     },
     outcome::Outcome,
 };
@@ -96,6 +96,8 @@ struct Plan {
     menu: Menu,
     strikes: usize,
     times: Times,
+    /// Events that come through several sources.
+    shared: Source,
     logs: Vec<Source>,
     callers: Vec<Source>,
 }
@@ -113,7 +115,7 @@ impl Plan {
         let bad = times != Times::Far && rng.random_range(0..3) > 0;
         let rows = [1, 3, 12][rng.random_range(0..3)];
         // Copies of one event meet in one shard, unless one instance has them all.
-        let shared = if nodes == 1 { draw_shared(rng, 8) } else { Vec::new() };
+        let shared = if nodes == 1 { draw_shared(rng, 40, partitions, rows) } else { Vec::new() };
         let logs = (0..partitions).map(|at| {
             let records = rng.random_range(0..50);
             draw(rng, &format!("p{at}"), records, rows, &shared, bad, times)
@@ -139,6 +141,7 @@ impl Plan {
             menu: Menu::draw(rng),
             strikes: rng.random_range(0..12),
             times,
+            shared,
             logs,
             callers,
         }
@@ -338,6 +341,21 @@ async fn rest(cluster: &Cluster, plan: &Plan) -> Result<(), String> {
     ))
 }
 
+/// What took effect through a partition did so in the partition's order, row key by row key (P8).
+fn in_order(logs: &[Source], db: &Db) -> Result<(), String> {
+    for (partition, log) in logs.iter().enumerate() {
+        let mut last: BTreeMap<&str, usize> = BTreeMap::new();
+        for effect in db.effects.iter().filter(|effect| effect.shard == shard_of(partition)) {
+            let at = log.iter().position(|event| event.id == effect.row.id).unwrap_or_default();
+            let before = last.insert(&effect.row.row, at);
+            if let Some(before) = before.filter(|before| *before > at) {
+                return Err(format!("partition {partition}: {at} took effect on its row after {before}"));
+            }
+        }
+    }
+    Ok(())
+}
+
 async fn compare(cluster: &Cluster, plan: &Plan, shared: &Callers, went_back: bool) -> Result<(), String> {
     let gates: Vec<_> = (0..plan.nodes).filter_map(|node| cluster.gate(node)).collect();
     for gate in &gates {
@@ -352,6 +370,7 @@ async fn compare(cluster: &Cluster, plan: &Plan, shared: &Callers, went_back: bo
     for events in &plan.callers {
         expected.caller(plan.mode, events, !went_back);
     }
+    expected.leave_open(&plan.shared);
     let db = cluster.rig.db();
 
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
@@ -374,6 +393,9 @@ async fn compare(cluster: &Cluster, plan: &Plan, shared: &Callers, went_back: bo
         if db.keyed.get(row).map(|row| &row.val) != Some(val) {
             return Err(format!("row {row} is {:?}, should end with {val}", db.keyed.get(row)));
         }
+    }
+    if plan.mode != Mode::Insert {
+        in_order(&plan.logs, &db)?;
     }
     if plan.mode == Mode::Insert && plan.keyed {
         let written: BTreeSet<_> =
