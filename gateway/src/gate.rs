@@ -21,7 +21,7 @@
 //! assert_eq!(gate.submit(record).await?, Outcome::Written);
 //! assert_eq!(gate.submit(record).await?, Outcome::Duplicate);
 //!
-//! // Any effect, once per name.
+//! // Any effect, once per name (across crashes only with a store on disk, `Store::open`).
 //! let send = || async { Ok::<_, std::io::Error>("sent") };
 //! assert_eq!(gate.once("invoice-42", send).await?, Once::Ran("sent"));
 //! assert_eq!(gate.once("invoice-42", send).await?, Once::Already);
@@ -58,7 +58,7 @@ use crate::{
         judge::{Fate, MismatchPolicy, Via, judge_unwritable},
     },
     metrics::RouteMetrics,
-    naming::{Chunk, Named, Namer, Record},
+    naming::{Chunk, Namer, Record},
     outcome::{Answer, Outcome, Problem},
     route::Route,
 };
@@ -190,16 +190,13 @@ impl Gate {
             if count {
                 inner.route.metrics.count(Outcome::Unknown, keys.len() as u64);
             }
-            let answer = |&fingerprint| Answer {
-                outcome: Outcome::Unknown,
-                fingerprint,
-                first: None,
-                problem: Some(problem.clone()),
-            };
-            keys.iter().map(answer).collect()
+            keys.iter().map(|&key| Answer::unknown(key, problem.clone())).collect()
         };
         let Some(handle) = inner.lanes.get(lane) else {
-            return answer_all(&Problem::Unavailable("the route takes no calls here".into()), true);
+            return answer_all(
+                &Problem::Unavailable("this instance takes no calls for the route (lanes.http = 0)".into()),
+                true,
+            );
         };
         // A copy of a record in flight waits no longer than `wait`; the record itself may take its time.
         let copy = matches!(keys[..], [Some(key)] if inner.route.store.in_flight(&key));
@@ -287,18 +284,6 @@ impl Submit for Gate {
 
     async fn submit(&self, chunk: Chunk) -> Vec<Answer> {
         let records = chunk.records.len();
-        if self.0.lanes.is_empty() {
-            let problem =
-                Problem::Unavailable("this instance takes no calls for the route (lanes.http = 0)".into());
-            self.0.route.metrics.count(Outcome::Unknown, records as u64);
-            let answer = |named: &Named| Answer {
-                outcome: Outcome::Unknown,
-                fingerprint: named.fingerprint,
-                first: None,
-                problem: Some(problem.clone()),
-            };
-            return chunk.records.iter().map(answer).collect();
-        }
         let _gauge = InFlight::new(&self.0.route, records);
         let mut cut = self.split(chunk);
         match cut.pop() {
@@ -308,13 +293,7 @@ impl Submit for Gate {
                 let asked =
                     parts.map(|(lane, chunk, places)| async move { (self.ask(lane, chunk).await, places) });
                 // Silence is not success (rule 5): a place that no lane answers for stays unknown.
-                let unknown = Answer {
-                    outcome: Outcome::Unknown,
-                    fingerprint: None,
-                    first: None,
-                    problem: Some(Problem::OutcomeUnknown),
-                };
-                let mut answers = vec![unknown; records];
+                let mut answers = vec![Answer::unknown(None, Problem::OutcomeUnknown); records];
                 for (given, places) in futures_util::future::join_all(asked).await {
                     for (place, answer) in places.into_iter().zip(given) {
                         answers[place] = answer;

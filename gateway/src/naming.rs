@@ -96,18 +96,18 @@ pub struct Chunk {
 }
 
 impl Named {
-    /// A record that was not even looked at.
-    pub fn unwritable(record: &Record<'_>, problem: Problem) -> Self {
+    /// A call's record that could not even be looked at: it has its place and its outcome all the same.
+    pub fn unwritable(problem: Problem, arrival_us: i64) -> Self {
         Self {
             fingerprint: None,
             digest: Digest(0),
-            event_ms: record.arrival_us / 1_000,
+            event_ms: arrival_us.div_euclid(1_000),
             kind: RowKind::Write,
             payload: None,
             row: 0..0,
             row_key: 0..0,
             shard: 0,
-            position: record.kafka.map(|kafka| kafka.offset),
+            position: None,
             problem: Some(Box::new(problem)),
         }
     }

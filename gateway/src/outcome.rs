@@ -80,6 +80,13 @@ pub struct Answer {
     pub problem: Option<Problem>,
 }
 
+impl Answer {
+    /// Nothing is known of the record's effect, for this reason.
+    pub fn unknown(fingerprint: Option<Fingerprint>, problem: Problem) -> Self {
+        Self { outcome: Outcome::Unknown, fingerprint, first: None, problem: Some(problem) }
+    }
+}
+
 /// Why a record was not written: decides the HTTP status and problem type in one place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Problem {

@@ -25,7 +25,7 @@ use crate::{
     gate::{BuildError, Gate, LettersOf},
     metrics::Metrics,
     naming::{Chunk, Named, Record},
-    outcome::{Answer, Outcome, Problem},
+    outcome::{Answer, Problem},
 };
 
 /// A route as the HTTP door sees it, also before it is ready.
@@ -59,7 +59,7 @@ impl Submit for RouteDoor {
     fn name(&self, record: &Record<'_>, chunk: &mut Chunk) {
         match self.gate.get() {
             Some(gate) => Submit::name(gate, record, chunk),
-            None => chunk.records.push(Named::unwritable(record, self.unavailable())),
+            None => chunk.records.push(Named::unwritable(self.unavailable(), record.arrival_us)),
         }
     }
 
@@ -75,12 +75,7 @@ impl Submit for RouteDoor {
         match self.gate.get() {
             Some(gate) => Submit::submit(gate, chunk).await,
             None => {
-                let answer = |named: &Named| Answer {
-                    outcome: Outcome::Unknown,
-                    fingerprint: named.fingerprint,
-                    first: None,
-                    problem: Some(self.unavailable()),
-                };
+                let answer = |named: &Named| Answer::unknown(named.fingerprint, self.unavailable());
                 chunk.records.iter().map(answer).collect()
             }
         }

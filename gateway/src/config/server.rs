@@ -17,8 +17,8 @@ pub struct ServerConfig {
     pub listen: Option<SocketAddr>,
     /// Health, metrics, admin API; none if it is not wanted.
     pub admin_listen: Option<SocketAddr>,
-    /// Names this instance in the sinks' shard rows: the same across its restarts, different for any other. None: the
-    /// host's name.
+    /// Names this instance in the sinks' shard rows: the same across its restarts, different for any other. None: a
+    /// name made once and kept in the store's folder.
     pub instance: Option<String>,
     /// Bounds of the HTTP door as a whole.
     pub http: HttpOptions,

@@ -327,7 +327,8 @@ impl Opening<'_> {
             }
         }
         // A copy may come by another shard than its first record did, and that shard may have forgotten it: what any shard of the
-        // route has forgotten is not admitted by callers' shards (P11).
+        // route has forgotten is not admitted by callers' shards (P11). Read again, after the marks: one that expired before it was
+        // learnt has raised its floor since the shards were listed.
         let floor_ms = session.shards("").await?.iter().map(|state| state.floor_ms).max();
         for state in &mut states {
             state.floor_ms = state.floor_ms.max(floor_ms.unwrap_or(i64::MIN));

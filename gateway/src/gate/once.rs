@@ -48,7 +48,8 @@ pub enum OnceError<E> {
 
 impl Gate {
     /// Runs `effect` once per name and window, also across crashes. If the process ends between the effect's end and the moment
-    /// it is recorded, the next call answers [`OnceError::Unknown`] rather than guess.
+    /// it is recorded, the next call answers [`OnceError::Unknown`] rather than guess. That needs a store on disk
+    /// ([`Store::open`]): one in memory does not remember after a crash that an effect was begun, and it may run again.
     ///
     /// # Cancel safety
     /// Dropping the future while the effect runs leaves its end unknown, as a crash does.

@@ -125,7 +125,7 @@ impl Lane {
         let mut flight = Flight {
             rows: Vec::with_capacity(candidates.len()),
             letters: Vec::new(),
-            notes: self.notes.iter().map(|(entry, _)| *entry).collect(),
+            notes: std::mem::take(&mut self.notes),
             slots: Vec::new(),
             steps: Vec::new(),
             known_new: rules.mode == Mode::Insert && rules.key_within_row_key,
@@ -231,7 +231,11 @@ impl Lane {
         let mut again: Vec<Taken> = deferred.into_values().flatten().collect();
         again.sort_unstable_by_key(|taken| taken.order);
         again.into_iter().rev().for_each(|taken| self.queue.push_front(taken));
-        self.step(&mut flight).then_some(flight)
+        if self.step(&mut flight) {
+            return Some(flight);
+        }
+        self.notes = flight.notes;
+        None
     }
 
     /// A lane that owns no shard can keep no fact. There is none of its own to take back either.
@@ -275,12 +279,16 @@ impl Lane {
             let seen = latest.entry(slot).or_default();
             // Effects take time forward as records do, or a route of effects alone would never forget.
             if self.route.arrival {
-                let effects = flight.notes.iter().filter(|note| note.settled != Settled::Forgotten);
+                let effects = flight
+                    .notes
+                    .iter()
+                    .map(|(note, _)| note)
+                    .filter(|note| note.settled != Settled::Forgotten);
                 *seen = (*seen).max(effects.map(|note| note.event_ms).max());
             }
         }
         // A key is taken back in every shard, for any of them may hold its fact (P12).
-        if flight.notes.iter().any(|note| note.settled == Settled::Forgotten) {
+        if flight.notes.iter().any(|(note, _)| note.settled == Settled::Forgotten) {
             for &slot in self.slots.keys() {
                 latest.entry(slot).or_default();
             }

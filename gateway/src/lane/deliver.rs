@@ -116,7 +116,7 @@ impl Lane {
             for letter in flight.letters.iter().filter(|letter| letter.settle) {
                 entries[letter.record.step].extend(letter.record.entry(Settled::DeadLettered));
             }
-            for note in &flight.notes {
+            for (note, _) in &flight.notes {
                 match (note.settled, entries.last_mut()) {
                     (Settled::Forgotten, _) => entries.iter_mut().for_each(|entries| entries.push(*note)),
                     (_, Some(last)) => last.push(*note),

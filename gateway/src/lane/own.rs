@@ -1,10 +1,6 @@
 //! Taking shards over, keeping them, losing them (P3 to P6, P13).
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::atomic::Ordering,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use adapters::sink::{Acquire, Receipts, Resolution, RowOutcome, ShardId, ShardState, ShardStep, SinkError};
 use dedup_store::{Block, Fingerprint, Settled};
@@ -13,7 +9,7 @@ use tracing::{error, info, warn};
 
 use super::{
     AssignedShard, FromLane,
-    run::{CALL_SLOT, Flight, Lane},
+    run::{CALL_SLOT, Flight, InFlight, Lane},
     shard::{OwnedShard, Standing},
 };
 use crate::{
@@ -114,24 +110,18 @@ impl Lane {
         if rewind_all {
             self.discard_floors();
         }
-        let mut relays: BTreeMap<u32, ShardId> = self
-            .slots
-            .iter()
-            .filter(|(slot, _)| **slot != CALL_SLOT)
-            .map(|(slot, s)| (*slot, s.id.clone()))
-            .collect();
         let mut wanted: Vec<(u32, ShardId, Acquire)> = Vec::new();
         if let Some(id) = &self.call_shard {
             wanted.push((CALL_SLOT, id.clone(), Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }));
         }
-        while let Some((slot, id)) = relays.pop_first() {
+        for (&slot, shard) in self.slots.iter().filter(|(slot, _)| **slot != CALL_SLOT) {
             // Callers' shards in this lane's care may have another owner by now; partitions are given by the group.
-            let how = if id.starts_with("http/") {
+            let how = if shard.id.starts_with("http/") {
                 Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }
             } else {
                 Acquire::Force
             };
-            wanted.push((slot, id, how));
+            wanted.push((slot, shard.id.clone(), how));
         }
         'again: loop {
             for (slot, id, how) in &wanted {
@@ -403,16 +393,18 @@ impl Lane {
             Resolution::Applied(marks) => {
                 info!(route = %self.route.name, lane = self.id, "the unknown batch is in the sink");
                 let marks = marks.into_iter().map(|(at, mark)| (ours[at], mark)).collect();
-                self.read_back(flight, marks)?
+                self.read_back(flight, marks, ours)?
             }
         }))
     }
 
-    /// Outcomes of an applied batch, as its marks tell them.
+    /// Outcomes of an applied batch, as its marks tell them: those of `ours`, and of the other shards, which are in the same
+    /// transaction, what was learnt into the store.
     fn read_back(
         &self,
         flight: &Flight,
         marks: Vec<(usize, adapters::sink::Mark)>,
+        ours: &[usize],
     ) -> Result<Resolved, LearnError> {
         let blocks = marks
             .iter()
@@ -423,9 +415,16 @@ impl Lane {
             .flat_map(|block| &block.entries)
             .map(|entry| (entry.fingerprint, entry.settled))
             .collect();
+        let outcome_of = |record: &InFlight| -> Result<Option<Settled>, LearnError> {
+            let Some(fingerprint) = record.named().fingerprint else { return Ok(None) };
+            if ours.contains(&record.step) {
+                return Ok(settled.get(&fingerprint).copied());
+            }
+            Ok(self.route.store.peek(&fingerprint)?.map(|fact| fact.settled))
+        };
         let lost = || "refused by the sink; the reason was lost with the connection".to_owned();
         let rows = flight.rows.iter().map(|record| {
-            match record.named().fingerprint.and_then(|fingerprint| settled.get(&fingerprint)) {
+            Ok(match outcome_of(record)? {
                 Some(Settled::Written) => RowOutcome::Written,
                 Some(Settled::Updated) => RowOutcome::Updated,
                 Some(Settled::Stale) => RowOutcome::Stale,
@@ -433,9 +432,9 @@ impl Lane {
                 Some(Settled::Rejected | Settled::DeadLettered | Settled::Forgotten) | None => {
                     RowOutcome::Refused { reason: lost() }
                 }
-            }
+            })
         });
-        Ok(Resolved::Applied(Receipts { rows: rows.collect() }, blocks))
+        Ok(Resolved::Applied(Receipts { rows: rows.collect::<Result<_, LearnError>>()? }, blocks))
     }
 }
 

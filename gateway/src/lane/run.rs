@@ -74,7 +74,7 @@ pub(crate) struct Lane {
     /// Relay outcomes, by offset, whose position is not committed yet: a record read again must not count twice.
     pub(super) tally: BTreeMap<u32, Vec<(i64, Outcome)>>,
     /// Facts without rows, for the next batch's marks.
-    pub(super) notes: Vec<(Entry, oneshot::Sender<Result<(), String>>)>,
+    pub(super) notes: Vec<Note>,
     /// The shards must be acquired again before the next verdict.
     pub(super) recheck: bool,
     /// Failures in a row.
@@ -90,6 +90,9 @@ pub(crate) struct Lane {
     /// The last batch of positions was sent before the lane ends.
     last_positions: bool,
 }
+
+/// A fact without a row, and who waits until the marks hold it.
+pub(super) type Note = (Entry, oneshot::Sender<Result<(), String>>);
 
 /// A record that waits, holding no claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,7 +114,7 @@ pub(super) enum WaitsFor {
 pub(super) struct Flight {
     pub(super) rows: Vec<InFlight>,
     pub(super) letters: Vec<DeadRecord>,
-    pub(super) notes: Vec<Entry>,
+    pub(super) notes: Vec<Note>,
     /// One a step.
     pub(super) slots: Vec<u32>,
     pub(super) steps: Vec<ShardStep>,

@@ -87,12 +87,12 @@ impl Lane {
         if !freed.is_empty() {
             route.store.release(self.id, &freed);
         }
-        // Notes are taken in order and only at the end, so the flight's are the first.
-        let noted = flight.notes.len().min(self.notes.len());
-        for (_, reply) in self.notes.drain(..noted) {
+        self.positions_settled(&flight);
+        for (_, reply) in flight.notes {
             drop(reply.send(Ok(())));
         }
-        self.positions_settled(&flight);
+        // Whatever stood in the way of this batch (a place for its dead letters) does so no more.
+        route.set_trouble(self.id, None);
         for slot in silent.into_iter().filter(|slot| *slot != CALL_SLOT) {
             self.stop_slot(slot, "the sink took a batch and did not say what became of each record of it");
         }
@@ -163,6 +163,7 @@ impl Lane {
         }
         again.sort_unstable_by_key(|taken| taken.order);
         again.into_iter().rev().for_each(|taken| self.queue.push_front(taken));
+        self.notes.splice(..0, flight.notes);
         self.route.changed.notify_waiters();
     }
 
@@ -173,6 +174,7 @@ impl Lane {
             flight.records().partition(|record| record.via == Via::Call);
         relayed.into_iter().for_each(|record| self.works.drop_record(record.taken));
         self.answer_all(calls.into_iter().map(|record| record.taken).collect(), &Problem::OutcomeUnknown);
+        self.notes.splice(..0, flight.notes);
         self.answer_unavailable("the route ends, and the sink does not say what became of a batch");
     }
 
@@ -221,13 +223,7 @@ impl Lane {
     fn answer_all(&mut self, calls: Vec<Taken>, problem: &Problem) {
         self.route.metrics.count(Outcome::Unknown, calls.len() as u64);
         for taken in calls {
-            let fingerprint = self.works.named(taken).fingerprint;
-            let answer = Answer {
-                outcome: Outcome::Unknown,
-                fingerprint,
-                first: None,
-                problem: Some(problem.clone()),
-            };
+            let answer = Answer::unknown(self.works.named(taken).fingerprint, problem.clone());
             self.works.answer(taken, answer);
         }
     }

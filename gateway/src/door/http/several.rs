@@ -5,9 +5,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Instant};
 
-use adapters::sink::RowKind;
 use bytes::Bytes;
-use dedup_store::Digest;
 use http::HeaderMap;
 
 use super::{
@@ -208,24 +206,10 @@ impl<'a, S: Submit> Several<'a, S> {
                 };
                 self.route.name(&record, chunk);
             }
-            Err(error) => chunk.records.push(refused(Problem::BadRecord(error.to_string()), arrival_us)),
+            Err(error) => {
+                chunk.records.push(Named::unwritable(Problem::BadRecord(error.to_string()), arrival_us))
+            }
         }
-    }
-}
-
-/// A record that could not even be cut out of the body: it has its place and its outcome all the same.
-fn refused(problem: Problem, arrival_us: i64) -> Named {
-    Named {
-        fingerprint: None,
-        digest: Digest(0),
-        event_ms: arrival_us.div_euclid(1000),
-        kind: RowKind::Write,
-        payload: None,
-        row: 0..0,
-        row_key: 0..0,
-        shard: 0,
-        position: None,
-        problem: Some(Box::new(problem)),
     }
 }
 

@@ -315,6 +315,23 @@ async fn p10_a_dead_letter_kept_elsewhere_is_durable_before_its_position_passes(
     assert!(rig.db().letters.is_empty());
 }
 
+/// A place for dead letters that failed once left the route not ready for good: its HTTP door answered 503 until some connection
+/// broke.
+#[tokio::test(start_paused = true)]
+async fn p10_a_route_is_ready_again_once_its_dead_letters_are_kept() {
+    let mut rig = Rig::listed(14);
+    rig.rules.dead_letters = DeadLetterPolicy::External;
+    let kept = Kept { failures: Arc::new(Mutex::new(5)), ..Kept::default() };
+    let keeper = kept.clone();
+    let gate = rig.gate_with_letters("a", (0, 1), Box::new(move || Box::new(keeper.clone()))).await;
+    let relay = Relay::over(&rig, "a", gate, 1).await;
+    relay.push(0, "{nothing");
+    pass(100).await;
+    assert!(relay.gate.trouble().is_some_and(|reason| reason.contains("dead letters")));
+    relay.settled(0, 1).await;
+    assert_eq!(relay.gate.trouble(), None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn p10_a_dead_letter_beside_the_rows_goes_in_with_its_batch_or_not_at_all() {
     for fault in [DeliverFault::UnknownLost, DeliverFault::UnknownApplied, DeliverFault::NotAppliedKept] {
