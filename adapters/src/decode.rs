@@ -45,10 +45,7 @@ pub fn boolean(json: &str) -> Result<bool, Fault> {
 
 /// The characters of a JSON string. Lone surrogates are refused. `scratch` is used only if there are escapes.
 pub fn string<'a>(json: &'a str, scratch: &'a mut String) -> Result<&'a str, Fault> {
-    let inner = json
-        .strip_prefix('"')
-        .and_then(|rest| rest.strip_suffix('"'))
-        .ok_or_else(|| Fault::from(format!("needs a string, got {}", kind_of(json))))?;
+    let inner = inside(json)?;
     if !inner.as_bytes().contains(&b'\\') {
         return Ok(inner);
     }
@@ -57,28 +54,60 @@ pub fn string<'a>(json: &'a str, scratch: &'a mut String) -> Result<&'a str, Fau
     let mut rest = inner;
     while let Some(at) = rest.find('\\') {
         scratch.push_str(&rest[..at]);
-        let escape = rest.as_bytes().get(at + 1).copied();
-        let mut used = at + 2;
-        scratch.push(match escape {
-            Some(b'"') => '"',
-            Some(b'\\') => '\\',
-            Some(b'/') => '/',
-            Some(b'b') => '\u{8}',
-            Some(b'f') => '\u{c}',
-            Some(b'n') => '\n',
-            Some(b'r') => '\r',
-            Some(b't') => '\t',
-            Some(b'u') => {
-                let (character, length) = unicode_escape(&rest[at..])?;
-                used = at + length;
-                character
-            }
-            _ => return Err("holds an invalid escape".into()),
-        });
-        rest = &rest[used..];
+        let (character, length) = escaped(&rest[at..])?;
+        scratch.push(character);
+        rest = &rest[at + length..];
     }
     scratch.push_str(rest);
     Ok(scratch)
+}
+
+/// Appends the characters of a JSON string, as [`string`] reads them. On an error `out` holds half of it.
+pub fn append_string(json: &str, out: &mut Vec<u8>) -> Result<(), Fault> {
+    let inner = inside(json)?;
+    let bytes = inner.as_bytes();
+    // An escape is never shorter than its character.
+    let start = out.len();
+    out.resize(start + bytes.len(), 0);
+    let room = &mut out[start..];
+    // A text with escapes has many: byte by byte is sooner done than run by run.
+    let (mut at, mut end) = (0, 0);
+    while let Some(&byte) = bytes.get(at) {
+        if byte != b'\\' {
+            room[end] = byte;
+            (at, end) = (at + 1, end + 1);
+            continue;
+        }
+        let (character, length) = escaped(&inner[at..])?;
+        end += character.encode_utf8(&mut room[end..]).len();
+        at += length;
+    }
+    out.truncate(start + end);
+    Ok(())
+}
+
+/// What stands between the quotes.
+fn inside(json: &str) -> Result<&str, Fault> {
+    json.strip_prefix('"')
+        .and_then(|rest| rest.strip_suffix('"'))
+        .ok_or_else(|| format!("needs a string, got {}", kind_of(json)).into())
+}
+
+/// The escape that `text` begins with: its character, and how many bytes it takes.
+fn escaped(text: &str) -> Result<(char, usize), Fault> {
+    let character = match text.as_bytes().get(1) {
+        Some(b'"') => '"',
+        Some(b'\\') => '\\',
+        Some(b'/') => '/',
+        Some(b'b') => '\u{8}',
+        Some(b'f') => '\u{c}',
+        Some(b'n') => '\n',
+        Some(b'r') => '\r',
+        Some(b't') => '\t',
+        Some(b'u') => return unicode_escape(text),
+        _ => return Err("holds an invalid escape".into()),
+    };
+    Ok((character, 2))
 }
 
 const LONE_SURROGATE: &str = "holds a lone surrogate, which no text can";
@@ -413,6 +442,31 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_string_is_appended_as_it_is_read(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    "[a-zé€𝄞 ]{0,5}",
+                    r#"\\["\\/bfnrtx]"#,
+                    r"\\u[0-9a-fD]{3,4}",
+                    Just(r"\ud834\udd1e".to_owned()),
+                ],
+                0..12,
+            ),
+        ) {
+            let json = format!("\"{}\"", parts.concat());
+            let mut scratch = String::new();
+            let read = string(&json, &mut scratch).map(str::as_bytes);
+            let mut appended = b"before".to_vec();
+            match append_string(&json, &mut appended) {
+                Ok(()) => prop_assert_eq!(read, Ok(&appended[6..])),
+                Err(fault) => prop_assert_eq!(read, Err(fault)),
+            }
+            prop_assert!(appended.starts_with(b"before"));
+        }
+    }
 
     #[test]
     fn integers_in_every_form_and_their_bounds() {

@@ -349,7 +349,7 @@ fn append_json(kind: &Kind, json: &str, out: &mut Vec<u8>) -> Result<(), Fault> 
         Kind::Array(element, oid) => append_array(element, *oid, json, out),
         Kind::Text(limit) => match plain_string(json) {
             Some(text) => append_characters(text, *limit, out),
-            None => append_string(decode::string(json, &mut scratch)?, *limit, out),
+            None => append_escaped(json, *limit, out),
         },
         _ => append_text(kind, decode::string(json, &mut scratch)?, out),
     }
@@ -425,11 +425,31 @@ fn append_text(kind: &Kind, text: &str, out: &mut Vec<u8>) -> Result<(), Fault> 
     Ok(())
 }
 
+const HOLDS_NUL: &str = "holds a NUL character, which Postgres cannot keep";
+
 fn append_string(text: &str, limit: Option<usize>, out: &mut Vec<u8>) -> Result<(), Fault> {
     if text.as_bytes().contains(&0) {
-        return Err("holds a NUL character, which Postgres cannot keep".into());
+        return Err(HOLDS_NUL.into());
     }
     append_characters(text, limit, out)
+}
+
+/// A JSON string with escapes.
+fn append_escaped(json: &str, limit: Option<usize>, out: &mut Vec<u8>) -> Result<(), Fault> {
+    let start = out.len();
+    decode::append_string(json, out)?;
+    let text = &out[start..];
+    if text.contains(&0) {
+        return Err(HOLDS_NUL.into());
+    }
+    // Each character has one byte that does not go on from another.
+    let characters = || text.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+    match limit {
+        Some(limit) if text.len() > limit && characters() > limit => {
+            Err(format!("has more than {limit} characters").into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What stands between the quotes, if it stands for itself: no escape, no NUL.
