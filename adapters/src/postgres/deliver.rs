@@ -8,13 +8,13 @@
 //! the next batches then do not bet.
 
 use std::{
-    pin::pin,
+    pin::Pin,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{SinkExt, future::join};
-use tokio_postgres::{Client, Statement, error::SqlState, types::Type};
+use tokio_postgres::{Client, CopyInSink, Statement, error::SqlState, types::Type};
 
 use super::{
     connect::{Class, cause, classify, refusal},
@@ -202,20 +202,21 @@ impl PostgresSession {
             && !work.rows.is_empty()
             && work.inserts_only()
             && (work.batch.known_new || work.encoder.row_key().is_empty());
-        let copies = if straight { self.prepare_copies(link, work).await? } else { Vec::new() };
-        self.open(&link.client, &fence, work.batch.steps).await?;
-        let mut done = None;
         if straight {
-            done = self.straight(&link.client, work, copies).await?;
-            if done.is_none() {
-                pace.lost();
+            // Nothing can be prepared while COPY is under way.
+            let copies = self.prepare_copies(link, work).await?;
+            let marks = self.prepare_marks(link).await?;
+            self.open(&link.client, &fence, work.batch.steps).await?;
+            if let Some(outcomes) = self.straight(&link.client, work, copies, &marks).await? {
+                self.close(link, work, &outcomes, true, committing).await?;
+                return Ok(outcomes);
             }
+            pace.lost();
+        } else {
+            self.open(&link.client, &fence, work.batch.steps).await?;
         }
-        let outcomes = match done {
-            Some(outcomes) => outcomes,
-            None => Staged::new(self, link, work).run().await?,
-        };
-        self.close(link, work, &outcomes, committing).await?;
+        let outcomes = Staged::new(self, link, work).run().await?;
+        self.close(link, work, &outcomes, false, committing).await?;
         Ok(outcomes)
     }
 
@@ -348,40 +349,82 @@ impl PostgresSession {
         Ok(copies)
     }
 
-    /// Copies the rows into the table itself. `None` if one was refused or dropped: then none of them stays.
+    /// Copies the rows into the table itself, and writes the marks behind them. `None` if a row was refused or dropped: then
+    /// none of it stays.
     async fn straight(
         &self,
         client: &Client,
         work: &Work<'_>,
-        copies: Vec<(Statement, Vec<Bytes>, u64)>,
+        mut copies: Vec<(Statement, Vec<Bytes>, u64)>,
+        marks: &Statement,
     ) -> Result<Option<Vec<RowOutcome>>, Fault> {
+        let outcomes = work.all_written();
+        let last = copies.pop();
         for (statement, chunks, count) in copies {
-            match copy(client, &statement, chunks).await {
-                Ok(copied) if copied == count => {}
-                Ok(_) => {
-                    client.batch_execute("ROLLBACK TO SAVEPOINT oncegate_rows").await?;
-                    return Ok(None);
-                }
-                Err(error) if classify(&error) == Class::Row => {
-                    client.batch_execute("ROLLBACK TO SAVEPOINT oncegate_rows").await?;
-                    return Ok(None);
-                }
-                Err(error) => return Err(error.into()),
+            if !all_copied(client, copy(client, &statement, chunks).await, count).await? {
+                return Ok(None);
             }
         }
-        Ok(Some(work.all_written()))
+        let (mut copied, mut marked) = (Ok(0), Ok(()));
+        let mut expected = 0;
+        if let Some((statement, chunks, count)) = last {
+            expected = count;
+            match begin_copy(client, &statement, chunks).await {
+                Err(error) => copied = Err(error),
+                Ok(mut copying) => {
+                    // Sealed while the server still works on the rows; it goes on to the marks without a round trip.
+                    let parameters = self.marks_parameters(work.batch, &outcomes)?;
+                    let marking = async {
+                        match &parameters {
+                            Some(parameters) => query(client, marks, parameters).await.map(drop),
+                            None => Ok(()),
+                        }
+                    };
+                    (copied, marked) = join(copying.as_mut().finish(), marking).await;
+                }
+            }
+        }
+        if !all_copied(client, copied, expected).await? {
+            return Ok(None);
+        }
+        marked.map_err(not_kept)?;
+        Ok(Some(outcomes))
     }
 
-    /// Marks, dead letters and COMMIT, in one round trip.
+    async fn prepare_marks(&self, link: &mut Link) -> Result<Statement, tokio_postgres::Error> {
+        link.prepared(StatementKey::Marks, || {
+            let mut types = vec![Type::TEXT];
+            types.extend(mark_types());
+            (statements::marks(&self.shared.tables), types)
+        })
+        .await
+    }
+
+    /// Seals the marks; `None` if there are none.
+    fn marks_parameters(
+        &self,
+        batch: &Batch<'_>,
+        outcomes: &[RowOutcome],
+    ) -> Result<Option<Vec<Raw>>, Fault> {
+        let marks = (batch.seal)(outcomes);
+        if marks.is_empty() {
+            return Ok(None);
+        }
+        let mut parameters = vec![params::text(&self.route)];
+        parameters.extend(mark_parameters(batch.steps, &marks)?);
+        Ok(Some(parameters))
+    }
+
+    /// Marks (unless they are `marked`), dead letters and COMMIT, in one round trip.
     async fn close(
         &self,
         link: &mut Link,
         work: &Work<'_>,
         outcomes: &[RowOutcome],
+        marked: bool,
         committing: &AtomicBool,
     ) -> Result<(), Fault> {
-        let Batch { steps, rows, dead_letters, on_refused, seal, .. } = work.batch;
-        let marks = seal(outcomes);
+        let Batch { steps, rows, dead_letters, on_refused, .. } = work.batch;
         let refused = rows.iter().zip(outcomes).filter_map(|(row, outcome)| match outcome {
             RowOutcome::Refused { reason } if *on_refused == OnRefused::DeadLetter => {
                 Some(DeadLetter { source: row.source, kind: "rejected", reason: reason.clone() })
@@ -390,17 +433,8 @@ impl PostgresSession {
         });
         let letters: Vec<DeadLetter<'_>> = dead_letters.iter().cloned().chain(refused).collect();
         let mut writes = Vec::new();
-        if !marks.is_empty() {
-            let statement = link
-                .prepared(StatementKey::Marks, || {
-                    let mut types = vec![Type::TEXT];
-                    types.extend(mark_types());
-                    (statements::marks(&self.shared.tables), types)
-                })
-                .await?;
-            let mut parameters = vec![params::text(&self.route)];
-            parameters.extend(mark_parameters(steps, &marks)?);
-            writes.push((statement, parameters));
+        if !marked && let Some(parameters) = self.marks_parameters(work.batch, outcomes)? {
+            writes.push((self.prepare_marks(link).await?, parameters));
         }
         if !letters.is_empty() {
             let statement = link
@@ -429,16 +463,8 @@ impl PostgresSession {
         committing.store(true, Ordering::Relaxed);
         let (written, committed) = join(writing, client.batch_execute("COMMIT")).await;
         for written in written {
-            if let Err(error) = written {
-                // A server that answers has undone the transaction; a lost connection leaves COMMIT in doubt.
-                return Err(match classify(&error) {
-                    Class::Row => Fault::Sink(SinkError::NotApplied {
-                        reason: format!("the marks or dead letters cannot be kept: {}", refusal(&error)),
-                        retry: false,
-                    }),
-                    _ => error.into(),
-                });
-            }
+            // A lost connection leaves COMMIT in doubt.
+            written.map_err(not_kept)?;
         }
         committed?;
         Ok(())
@@ -466,6 +492,34 @@ impl PostgresSession {
             params::integers(letters.iter().map(|letter| letter.source.event_ms)),
         ])
     }
+}
+
+/// The marks or dead letters were not written. A server that answers has undone the transaction.
+fn not_kept(error: tokio_postgres::Error) -> Fault {
+    match classify(&error) {
+        Class::Row => Fault::Sink(SinkError::NotApplied {
+            reason: format!("the marks or dead letters cannot be kept: {}", refusal(&error)),
+            retry: false,
+        }),
+        _ => error.into(),
+    }
+}
+
+/// Whether COPY took all of its `count` rows. If not, everything since the savepoint is undone, marks included.
+async fn all_copied(
+    client: &Client,
+    copied: Result<u64, tokio_postgres::Error>,
+    count: u64,
+) -> Result<bool, Fault> {
+    match copied {
+        Ok(copied) if copied == count => return Ok(true),
+        // A trigger dropped some.
+        Ok(_) => {}
+        Err(error) if classify(&error) == Class::Row => {}
+        Err(error) => return Err(error.into()),
+    }
+    client.batch_execute("ROLLBACK TO SAVEPOINT oncegate_rows").await?;
+    Ok(false)
 }
 
 /// The server does not know the statement any more (a pooler gave us another server connection).
@@ -551,18 +605,27 @@ pub(super) fn copy_chunks<'a, const N: usize>(rows: impl Iterator<Item = [&'a [u
     chunks
 }
 
-/// Sends data that is ready whole: nothing is waited for between its first and last byte but the socket (P5).
+/// Sends data that is ready whole.
 pub(super) async fn copy(
     client: &Client,
     statement: &Statement,
     chunks: Vec<Bytes>,
 ) -> Result<u64, tokio_postgres::Error> {
-    let mut sink = pin!(client.copy_in::<_, Bytes>(statement).await?);
+    begin_copy(client, statement, chunks).await?.as_mut().finish().await
+}
+
+/// Sends the data, but not yet its end: nothing is waited for between its first and last byte but the socket (P5).
+async fn begin_copy(
+    client: &Client,
+    statement: &Statement,
+    chunks: Vec<Bytes>,
+) -> Result<Pin<Box<CopyInSink<Bytes>>>, tokio_postgres::Error> {
+    let mut sink = Box::pin(client.copy_in::<_, Bytes>(statement).await?);
     for chunk in chunks {
         if sink.feed(chunk).await.is_err() {
             // The connection is gone, or the server gave up: its answer says which.
             break;
         }
     }
-    sink.finish().await
+    Ok(sink)
 }
