@@ -150,6 +150,12 @@ impl Gate {
         &self.0.route.metrics
     }
 
+    /// Whether a part of the key or a column comes from a header.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn names_by_headers(&self) -> bool {
+        self.0.namer.reads_headers()
+    }
+
     /// The relay's lanes.
     pub fn relay_lanes(&self) -> &[LaneHandle] {
         &self.0.relay_lanes

@@ -103,6 +103,10 @@ impl RelayGate for Gate {
         Submit::name(self, record, chunk);
     }
 
+    fn reads_headers(&self) -> bool {
+        self.names_by_headers()
+    }
+
     fn arrival_us(&self) -> i64 {
         Submit::arrival_us(self)
     }

@@ -115,6 +115,15 @@ impl Namer {
         Ok(Self { rules, encoder, hasher, layout, cells, parts, event_time, digest, delete_when, whole, id })
     }
 
+    /// Whether a part of the key or a column comes from a header.
+    pub fn reads_headers(&self) -> bool {
+        let part = |part: &Part| matches!(part, Part::Header(_) | Part::KafkaHeader(_));
+        let cell = |cell: &Cell| {
+            matches!(cell.from, CellFrom::Source(ColumnSource::Header(_) | ColumnSource::KafkaHeader(_)))
+        };
+        self.rules.key.parts().iter().any(part) || self.cells.iter().any(cell)
+    }
+
     /// The dedup key is a function of the row key (P9): each of its parts is the source of a row key column. Records that
     /// an `Idempotency-Key` names are left out of this: at worst they meet a row that is there, and the sink falls back.
     pub fn key_within_row_key(&self, row_key: &[String]) -> bool {

@@ -50,6 +50,10 @@ pub trait RelayGate: Send + Sync + 'static {
     fn route(&self) -> &str;
     /// Names one record into the chunk: exactly one [`crate::naming::Named`] more, with its problem if it has one. Pure, fast.
     fn name(&self, record: &Record<'_>, chunk: &mut Chunk);
+    /// Whether naming looks at headers: if not, they are not read.
+    fn reads_headers(&self) -> bool {
+        true
+    }
     /// The arrival clock: the wall clock, raised to the floor (P11); microseconds since the epoch.
     fn arrival_us(&self) -> i64;
     /// The lanes, always the same ones; a partition keeps its lane.

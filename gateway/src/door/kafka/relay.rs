@@ -282,7 +282,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             if !matches!(slot.state, State::Reading) {
                 continue;
             }
-            let arrival_us = self.gate.arrival_us();
+            let (arrival_us, reads_headers) = (self.gate.arrival_us(), self.gate.reads_headers());
             let mut burst = 0;
             loop {
                 let chunk = &mut port.chunk;
@@ -321,7 +321,9 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                 burst += 1;
                 self.records += 1;
                 let mut pairs = vec![];
-                found.headers(&mut pairs);
+                if reads_headers {
+                    found.headers(&mut pairs);
+                }
                 let record = Record {
                     payload: found.payload(),
                     headers: Headers::Pairs(&pairs),
