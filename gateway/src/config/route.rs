@@ -245,9 +245,9 @@ struct Batch {
 }
 
 fn batch(section: &Section<'_, '_>) -> Batch {
-    let mut batch = Batch { max_records: 10_000, max_bytes: 16 << 20, linger_ms: 0 };
+    let mut batch = Batch { max_records: 20_000, max_bytes: 16 << 20, linger_ms: 0 };
     if let Some(section) = section.section("batch") {
-        batch.max_records = section.count("max_records", 1..=1_000_000, 10_000) as usize;
+        batch.max_records = section.count("max_records", 1..=1_000_000, 20_000) as usize;
         batch.max_bytes = section.size("max_bytes", 1 << 10..=1 << 30, 16 << 20) as usize;
         batch.linger_ms = section.duration("linger", ms(0)..=secs(60), ms(0)).as_millis() as u64;
         section.close();

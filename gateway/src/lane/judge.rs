@@ -104,7 +104,7 @@ impl Default for Rules {
             refused: RefusedPolicy::Free,
             pass_unchecked: false,
             key_within_row_key: false,
-            max_records: 10_000,
+            max_records: 20_000,
             max_bytes: 16 << 20,
             linger_ms: 0,
             wait_ms: 5_000,

@@ -66,7 +66,7 @@ impl Lane {
     /// Takes in no more than a lane at work would: the sink may be away for long, and the inbox is the relay's back-pressure. A
     /// hand-over that then waits behind records falls to the door's deadline.
     fn take_in_all_offline(&mut self) {
-        let most = self.route.rules.max_records * 2;
+        let most = self.route.rules.max_records;
         while self.queue.len() < most {
             match self.inbox.try_recv() {
                 Ok(message) => self.take_in_offline(message),

@@ -276,7 +276,7 @@ impl Lane {
     /// Waits until there is something to check, doing what is due meanwhile. False when the lane is to end.
     async fn gather(&mut self) -> bool {
         let route = self.route.clone();
-        let most = route.rules.max_records * 2;
+        let most = route.rules.max_records;
         loop {
             while self.queue.len() < most && !self.stopping {
                 match self.inbox.try_recv() {
@@ -295,7 +295,7 @@ impl Lane {
             tokio::pin!(changed);
             changed.as_mut().enable();
             self.expire_waits();
-            let room = self.parked.len() < most;
+            let room = self.parked.len() < most * 2;
             if (!self.queue.is_empty() && room) || !self.notes.is_empty() || self.parked_can_go() {
                 return true;
             }
