@@ -11,23 +11,28 @@ use tracing::{error, warn};
 use crate::{
     disk::Fail,
     error::{Budget, StoreError},
-    files::{Files, TailStats},
+    files::{FileStats, Files},
     fingerprint::{Hasher, Identity},
+    slots::Closed,
     state::State,
     store::Ticket,
     tail::Group,
 };
 
+/// Closed slots that may wait to be sealed.
+const MAX_UNSEALED: usize = 2;
 /// How long the committer waits for room on a full disk before it tries again.
-const RETRY: Duration = Duration::from_millis(200);
+pub(crate) const RETRY: Duration = Duration::from_millis(200);
 
 /// What a store and its committer share. Locks are taken in this order: files, held.
 pub(crate) struct Shared {
     pub(crate) held: Mutex<Held>,
     /// Something is to be committed, or the store closes.
     pub(crate) work: Condvar,
-    /// Something was committed, or cannot be.
+    /// Something was committed or sealed, or cannot be.
     pub(crate) done: Condvar,
+    /// There may be something to seal, or the store closes.
+    pub(crate) seal: Condvar,
     /// None for a store in memory.
     pub(crate) files: Option<Mutex<Files>>,
     interval: Duration,
@@ -49,7 +54,17 @@ pub(crate) struct Held {
     /// Somebody waits for this group.
     pub(crate) wanted: u64,
     pub(crate) disk_bytes: u64,
-    pub(crate) tails: Vec<TailStats>,
+    pub(crate) files: Vec<FileStats>,
+    /// Number of the newest tail.
+    pub(crate) open_tail: u64,
+    /// Bytes of blocks since the open slot began, and at which it is closed.
+    slot_bytes: (u64, u64),
+    /// Keys of the largest group so far: the next one may bring as many.
+    group_keys: u64,
+    /// The sealer is at work.
+    pub(crate) sealing: bool,
+    /// Sealing found no room on the file system.
+    pub(crate) seal_full: bool,
     /// The file system has no room, says this error.
     pub(crate) disk_full: Option<String>,
     /// First error that stopped the store.
@@ -63,8 +78,21 @@ impl Shared {
             held: Mutex::new(held),
             work: Condvar::new(),
             done: Condvar::new(),
+            seal: Condvar::new(),
             files: files.map(Mutex::new),
             interval: Duration::from_millis(commit_interval_ms),
+        }
+    }
+
+    /// Waits while too many closed slots wait to be sealed: their tables are memory.
+    pub(crate) fn wait_for_sealing(&self, held: &mut MutexGuard<'_, Held>) {
+        while self.files.is_some()
+            && held.state.all_slots().unsealed() > MAX_UNSEALED
+            && !(held.stopped.is_some() || held.disk_full.is_some() || held.seal_full)
+        {
+            held.wanted = held.wanted.max(held.pending.number);
+            self.work.notify_one();
+            self.done.wait(held);
         }
     }
 
@@ -80,18 +108,29 @@ impl Shared {
 }
 
 impl Held {
-    pub(crate) fn new(state: State, last_group: u64) -> Self {
+    /// `roll_bytes`: of blocks, at which a slot is closed.
+    pub(crate) fn new(state: State, last_group: u64, roll_bytes: u64) -> Self {
         Held {
-            state,
             bound: None,
-            pending: Group { number: last_group + 1, retire_ms: i64::MIN, ..Group::default() },
+            pending: Group {
+                number: last_group + 1,
+                generation: state.all_slots().open.generation,
+                retire_ms: i64::MIN,
+                ..Group::default()
+            },
+            state,
             since: None,
             in_hand: None,
             durable: last_group,
             retire_ms: i64::MIN,
             wanted: 0,
             disk_bytes: 0,
-            tails: Vec::new(),
+            files: Vec::new(),
+            open_tail: 0,
+            slot_bytes: (0, roll_bytes),
+            group_keys: 0,
+            sealing: false,
+            seal_full: false,
             disk_full: None,
             stopped: None,
             closing: false,
@@ -145,24 +184,50 @@ impl Held {
         Ticket(self.pending.number - u64::from(self.since.is_none()))
     }
 
-    /// Takes what is pending out, and starts the next group.
-    pub(crate) fn take(&mut self) -> Group {
+    /// Takes what is pending out, and starts the next group; with it the next slot, if this one is due. Then the next group is wanted
+    /// too: it begins the slot's tail. Answers also with what is to be dropped without the lock.
+    pub(crate) fn take(&mut self) -> (Group, Option<Arc<Closed>>) {
         self.since = None;
         let next = Group {
             number: self.pending.number + 1,
+            generation: self.pending.generation,
             watermark_ms: self.pending.watermark_ms,
             retire_ms: self.pending.retire_ms,
             ..Group::default()
         };
-        std::mem::replace(&mut self.pending, next)
+        let group = std::mem::replace(&mut self.pending, next);
+        self.slot_bytes.0 += group.bytes;
+        self.group_keys = self.group_keys.max(group.keys);
+        let watermark_ms = self.state.watermark_ms();
+        let full = self.slot_bytes.0 >= self.slot_bytes.1;
+        let group_keys = self.group_keys;
+        let slots = self.state.all_slots_mut();
+        if !(slots.is_due(watermark_ms, group_keys) || full && slots.open.keys() > 0) {
+            return (group, None);
+        }
+        let generation = (slots.open.generation + 1).max(self.open_tail);
+        let old = slots.close(group.number, generation, watermark_ms);
+        self.pending.generation = generation;
+        self.pending.begins = Some(self.state.tombstones().clone());
+        self.since = Some(Instant::now());
+        self.slot_bytes.0 = 0;
+        (group, Some(old))
     }
 
-    /// Everything but identity and intents is gone, durably.
+    /// Everything but identity and intents is gone, durably. Answers with what is to be dropped without the lock.
     pub(crate) fn discard(&mut self) {
-        self.state.discard();
-        (self.in_hand, self.disk_full) = (None, None);
-        self.durable = self.take().number;
+        let generation = self.open_tail.max(self.state.all_slots().open.generation + 1);
+        self.state.discard(generation);
+        (self.in_hand, self.disk_full, self.slot_bytes.0) = (None, None, 0);
+        self.durable = self.take().0.number;
+        self.pending.generation = generation;
         (self.pending.watermark_ms, self.pending.retire_ms, self.retire_ms) = (None, i64::MIN, i64::MIN);
+    }
+
+    /// Goes on where the newest tail, of so many bytes, ends.
+    pub(crate) fn resume(&mut self, files: &Files) {
+        self.slot_bytes.0 = files.tail_bytes();
+        self.measure(files);
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
@@ -170,17 +235,17 @@ impl Held {
     }
 
     pub(crate) fn measure(&mut self, files: &Files) {
-        (self.disk_bytes, self.tails) = (files.bytes(), files.tails());
+        (self.disk_bytes, self.files, self.open_tail) = (files.bytes(), files.stats(), files.open_tail());
     }
 }
 
-/// Stops the store if the committer panics: nobody may wait for it then.
-struct StopOnPanic<'a>(&'a Shared);
+/// Stops the store if a thread of its own panics: nobody may wait for it then.
+pub(crate) struct StopOnPanic<'a>(pub(crate) &'a Shared, pub(crate) &'static str);
 
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.held.lock().stopped.get_or_insert_with(|| "the committer panicked".to_owned());
+            self.0.held.lock().stopped.get_or_insert_with(|| format!("the {} panicked", self.1));
             self.0.done.notify_all();
         }
     }
@@ -189,10 +254,12 @@ impl Drop for StopOnPanic<'_> {
 /// The committer's loop; ends when the store closes or stops.
 pub(crate) fn run(shared: &Shared) {
     let Some(files) = &shared.files else { return };
-    let _stop = StopOnPanic(shared);
+    let _stop = StopOnPanic(shared, "committer");
     while await_work(shared) {
         let mut files = files.lock();
-        let Some(group) = next_group(shared) else {
+        let (group, old) = next_group(shared);
+        drop(old);
+        let Some(group) = group else {
             shared.held.lock().disk_full = None;
             continue;
         };
@@ -214,7 +281,9 @@ pub(crate) fn run(shared: &Shared) {
             }
             Err(fail) => drop(held.failed(fail)),
         }
+        drop(held);
         shared.done.notify_all();
+        shared.seal.notify_one();
     }
 }
 
@@ -251,11 +320,13 @@ fn await_work(shared: &Shared) -> bool {
     }
 }
 
-/// The group that could not be committed yet, or else what is pending.
-fn next_group(shared: &Shared) -> Option<Arc<Group>> {
+/// The group that could not be committed yet, or else what is pending; and what is to be dropped without the lock.
+fn next_group(shared: &Shared) -> (Option<Arc<Group>>, Option<Arc<Closed>>) {
     let mut held = shared.held.lock();
+    let mut dropped = None;
     if held.in_hand.is_none() && held.since.is_some() {
-        held.in_hand = Some(Arc::new(held.take()));
+        let (group, old) = held.take();
+        (held.in_hand, dropped) = (Some(Arc::new(group)), old);
     }
-    held.in_hand.clone()
+    (held.in_hand.clone(), dropped)
 }

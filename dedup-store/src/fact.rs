@@ -53,3 +53,27 @@ pub struct Entry {
     /// What it did.
     pub settled: Settled,
 }
+
+/// What is known of a settled key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Known {
+    /// What its record did.
+    pub settled: Settled,
+    /// Event time, ms since the epoch; of a key in a sealed slot the newest one of that slot.
+    pub event_ms: i64,
+    digest: u64,
+    digest_bits: u32,
+}
+
+impl Known {
+    /// `digest`: the low `bits` of it.
+    pub(crate) fn new(settled: Settled, event_ms: i64, digest: u64, bits: u32) -> Self {
+        Known { settled, event_ms, digest, digest_bits: bits }
+    }
+
+    /// Whether a record with this payload digest is a copy. Tells another payload from it but for one case in 2^56, or in
+    /// 2^37 once the key's slot is sealed.
+    pub fn same(&self, digest: Digest) -> bool {
+        (digest.0 ^ self.digest) & ((1 << self.digest_bits) - 1) == 0
+    }
+}

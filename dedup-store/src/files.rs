@@ -1,10 +1,11 @@
 //! The files of one store and their order of publication (P16): [`Files`]. One thread at a time.
 //!
-//! A file counts only once the manifest names it, and is unlinked only once the manifest does not: new tail synced, folder
+//! A file counts only once the manifest names it, and is unlinked only once the manifest does not: new tail or run synced, folder
 //! synced, manifest committed, old tail unlinked. Whatever the manifest does not name is removed at open.
 
 use std::{
     collections::{BTreeMap, HashSet},
+    io::ErrorKind,
     sync::Arc,
 };
 
@@ -14,17 +15,20 @@ use crate::{
     block::Block,
     disk::{self, Disk, Fail},
     fingerprint::{Fingerprint, Hasher, Identity},
-    manifest::Manifest,
+    filter::Filter,
+    manifest::{Manifest, Part},
+    run::{self, Run, RunMeta},
+    state::Tombstones,
     tail::{self, Group, Lost, Standing, Tail, Visitor},
 };
 
 /// Given back to the file system when it is full, so that expiry can commit.
 pub(crate) const RESERVE_NAME: &str = "reserve";
 const RESERVE_BYTES: usize = 1 << 20;
-/// A tail is rolled at a part of the disk budget, so that expiry can drop files before the budget is used up.
+/// A slot is closed at a part of the disk budget, so that expiry can drop files before the budget is used up.
 const ROLLS_PER_BUDGET: u64 = 16;
 const MIN_ROLL_BYTES: u64 = 256 << 10;
-const MAX_ROLL_BYTES: u64 = 128 << 20;
+const MAX_ROLL_BYTES: u64 = 2 << 30;
 
 enum Current {
     /// The store is not bound yet.
@@ -43,26 +47,27 @@ pub(crate) struct Files {
     /// As of the last durable group.
     standing: Standing,
     last_group: u64,
+    /// A tail whose facts are all old is given up at a quarter of it.
     roll_bytes: u64,
-    /// Bytes of each tail's file.
+    /// Bytes of each part's files.
     sizes: BTreeMap<u64, u64>,
     reserve: bool,
 }
 
-/// Bytes of blocks at which a tail is rolled, within this disk budget.
+/// Bytes of blocks at which a slot is closed, within this disk budget.
 pub(crate) fn roll_bytes(max_disk_bytes: u64) -> u64 {
     (max_disk_bytes / ROLLS_PER_BUDGET).clamp(MIN_ROLL_BYTES, MAX_ROLL_BYTES)
 }
 
-/// One tail file.
+/// One file of facts: a tail, or a run with its filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TailStats {
+pub struct FileStats {
     /// Its name in the store's folder.
     pub file: String,
     /// Bytes that it takes up.
     pub bytes: u64,
     /// Nothing is added to it any more.
-    pub sealed: bool,
+    pub closed: bool,
     /// Newest event time in it, ms: it goes once the retirement floor is above. None without facts.
     pub newest_ms: Option<i64>,
 }
@@ -86,7 +91,7 @@ impl Files {
         let mut manifest = match Manifest::load(&*disk, &names)? {
             Some(manifest) => manifest,
             None => {
-                if let Some(name) = names.iter().find(|name| tail::generation_of(name).is_some()) {
+                if let Some(name) = names.iter().find(|name| generation_of(name).is_some()) {
                     return Err(Fail::Unusable(format!(
                         "store {folder} has {name} but no manifest.redb: it was removed. Restore it, or delete the folder; \
                          a Transactional sink rebuilds the store from its marks"
@@ -97,8 +102,8 @@ impl Files {
                 manifest
             }
         };
-        for generation in manifest.tails.keys() {
-            let name = tail::file_name(*generation);
+        for (generation, part) in &manifest.parts {
+            let name = part.file_name(*generation);
             if !names.contains(&name) {
                 return Err(Fail::Unusable(format!(
                     "store {folder} lacks {name}, which its manifest names: it was removed. Restore it, or delete the \
@@ -107,12 +112,10 @@ impl Files {
             }
         }
         for name in &names {
-            match tail::generation_of(name) {
-                Some(generation) if !manifest.tails.contains_key(&generation) => {
-                    disk.remove(name).map_err(|error| {
-                        Fail::of_io(&format!("cannot remove {name}, which is of no use"), &error)
-                    })?
-                }
+            match generation_of(name) {
+                Some(generation) if !manifest.names(generation, name) => disk
+                    .remove(name)
+                    .map_err(|error| Fail::of_io(&format!("cannot remove {name}, which is of no use"), &error))?,
                 Some(_) => {}
                 None if Manifest::is_named(name) || disk::is_lock(name) || name == RESERVE_NAME => {}
                 None => {
@@ -133,7 +136,7 @@ impl Files {
             reserve: names.iter().any(|name| name == RESERVE_NAME),
         };
         files.manifest.replace(&*files.disk)?;
-        if let (Some(hasher), Some(generation)) = (&files.hasher, files.manifest.tails.keys().next_back()) {
+        if let (Some(hasher), Some(generation)) = (&files.hasher, files.manifest.parts.keys().next_back()) {
             let (tail, standing) = Tail::open(&*files.disk, hasher, *generation)?;
             files.last_group = tail.group();
             (files.current, files.standing) = (Current::Open(tail), standing);
@@ -142,21 +145,39 @@ impl Files {
         Ok(files)
     }
 
-    /// Gives all blocks to `learn`, oldest first.
-    pub(crate) fn replay(&mut self, learn: impl FnMut(&Block) -> Option<i64>) -> Result<(), Fail> {
-        let mut learner = Learner(learn);
+    /// Opens the runs, oldest first, each with its filter if that is sound.
+    pub(crate) fn runs(&self, mut run: impl FnMut(Run, Option<Filter>)) -> Result<(), Fail> {
+        let Some(hasher) = &self.hasher else { return Ok(()) };
+        for (generation, part) in &self.manifest.parts {
+            if let Part::Run(meta) = part {
+                let opened = Run::open(&*self.disk, hasher, *generation, meta)?;
+                let filter = run::load_filter(&*self.disk, hasher, &opened)?;
+                run(opened, filter);
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows all tails to `reader`, oldest first.
+    pub(crate) fn replay(&mut self, reader: &mut dyn Replay) -> Result<(), Fail> {
         let (Some(hasher), Current::Open(newest)) = (&self.hasher, &mut self.current) else { return Ok(()) };
-        for (generation, sealed) in &self.manifest.tails {
-            match sealed {
-                Some(sealed) => {
+        for (generation, part) in &self.manifest.parts {
+            match part {
+                Part::Run(_) => {}
+                Part::Tail(sealed) => {
                     let (mut tail, _) = Tail::open(&*self.disk, hasher, *generation)?;
-                    tail.replay(hasher, &mut learner)?;
+                    reader.begin(*generation, tail.tombstones()?);
+                    tail.replay(hasher, &mut Learner(reader))?;
                     // Told when it was sealed: facts that it takes away may be gone since.
                     tail.newest_ms = sealed.newest_ms;
                     tail.check_sealed(sealed)?;
                     tail.close()?;
+                    reader.end(sealed.group);
                 }
-                None => newest.replay(hasher, &mut learner)?,
+                Part::Open => {
+                    reader.begin(*generation, newest.tombstones()?);
+                    newest.replay(hasher, &mut Learner(reader))?;
+                }
             }
         }
         self.measure_all()
@@ -174,24 +195,37 @@ impl Files {
         self.last_group
     }
 
-    /// Bytes of the tails' files.
+    /// Bytes of tails, runs and filters.
     pub(crate) fn bytes(&self) -> u64 {
         self.sizes.values().sum()
     }
 
-    pub(crate) fn tails(&self) -> Vec<TailStats> {
+    /// Bytes of the newest tail's blocks.
+    pub(crate) fn tail_bytes(&self) -> u64 {
+        match &self.current {
+            Current::Open(tail) => tail.bytes,
+            _ => 0,
+        }
+    }
+
+    /// Number of the newest tail; 0 before the first bind.
+    pub(crate) fn open_tail(&self) -> u64 {
+        self.manifest.parts.keys().next_back().copied().unwrap_or(0)
+    }
+
+    pub(crate) fn stats(&self) -> Vec<FileStats> {
         let newest = match &self.current {
             Current::Open(tail) => tail.newest_ms,
             Current::Lost(lost) => lost.newest_ms,
             Current::Unbound => None,
         };
-        let tails = self.manifest.tails.iter();
-        tails
-            .map(|(generation, sealed)| TailStats {
-                file: tail::file_name(*generation),
+        let parts = self.manifest.parts.iter();
+        parts
+            .map(|(generation, part)| FileStats {
+                file: part.file_name(*generation),
                 bytes: self.sizes.get(generation).copied().unwrap_or(0),
-                sealed: sealed.is_some(),
-                newest_ms: sealed.map_or(newest, |sealed| sealed.newest_ms),
+                closed: *part != Part::Open,
+                newest_ms: part.newest_ms().unwrap_or(newest),
             })
             .collect()
     }
@@ -199,10 +233,11 @@ impl Files {
     /// Gives the store its identity and first tail.
     pub(crate) fn bind(&mut self, identity: &Identity) -> Result<(), Fail> {
         let hasher = Hasher::new(identity);
-        let tail = Tail::make(&*self.disk, &hasher, 1, self.last_group, &self.standing)?;
+        let none = Tombstones::new();
+        let tail = Tail::make(&*self.disk, &hasher, 1, self.last_group, &self.standing, &none)?;
         let mut manifest = self.manifest.clone();
         manifest.identity = Some(identity.clone());
-        manifest.tails.insert(tail.generation, None);
+        manifest.parts.insert(tail.generation, Part::Open);
         manifest.replace(&*self.disk)?;
         (self.manifest, self.hasher, self.current) = (manifest, Some(hasher), Current::Open(tail));
         self.measure_all()
@@ -214,14 +249,16 @@ impl Files {
             return Ok(());
         }
         self.reopen()?;
-        if self.open_tail()?.group() >= group.number {
+        if self.newest()?.group() >= group.number {
             // An earlier attempt failed, and is in nevertheless.
-            self.open_tail()?.took(group);
+            self.newest()?.took(group);
         } else {
-            if self.open_tail()?.bytes >= self.roll_bytes {
-                self.roll()?;
+            if let Some(tombstones) = &group.begins
+                && self.open_tail() < group.generation
+            {
+                self.roll(group.generation, tombstones)?;
             }
-            if let Err(fail) = self.open_tail()?.commit(group) {
+            if let Err(fail) = self.newest()?.commit(group) {
                 self.lose();
                 return Err(fail);
             }
@@ -231,9 +268,14 @@ impl Files {
         self.measure()
     }
 
-    /// Drops the tails whose facts all lie below `floor_ms`. `pressed`: the file system is full, so the floor is made durable
-    /// here and the reserve is given back first.
-    pub(crate) fn forget(&mut self, floor_ms: i64, pressed: bool) -> Result<(), Fail> {
+    /// Drops the parts whose facts all lie below `floor_ms`; answers with the files to be removed, which nothing needs any more. `pressed`:
+    /// the file system is full, so the floor is made durable here and the reserve is given back first. `tombstones`: those that stand.
+    pub(crate) fn forget(
+        &mut self,
+        floor_ms: i64,
+        pressed: bool,
+        tombstones: impl FnOnce() -> Tombstones,
+    ) -> Result<Vec<String>, Fail> {
         if pressed {
             self.free_reserve()?;
         } else if !self.reserve {
@@ -244,42 +286,57 @@ impl Files {
             && tail.bytes >= self.roll_bytes / 4
             && tail.newest_ms.is_some_and(|newest| newest < floor_ms)
         {
-            self.roll()?;
+            self.roll(self.open_tail() + 1, &tombstones())?;
         }
-        let gone: Vec<u64> = self
-            .manifest
-            .tails
-            .iter()
-            .filter(|(_, sealed)| {
-                sealed.is_some_and(|sealed| sealed.newest_ms.is_none_or(|newest| newest < floor_ms))
-            })
-            .map(|(generation, _)| *generation)
-            .collect();
+        let old = |part: &Part| {
+            part.newest_ms().is_some_and(|newest| newest.is_none_or(|newest| newest < floor_ms))
+        };
         let raises = floor_ms > self.manifest.floor_ms.max(self.standing.retire_ms);
-        if gone.is_empty() && !(pressed && raises) {
-            return Ok(());
+        if !self.manifest.parts.values().any(old) && !(pressed && raises) {
+            return Ok(Vec::new());
         }
         let mut manifest = self.manifest.clone();
         manifest.floor_ms = manifest.floor_ms.max(floor_ms);
-        manifest.tails.retain(|generation, _| !gone.contains(generation));
+        manifest.parts.retain(|_, part| !old(part));
+        self.replace(manifest)
+    }
+
+    /// The run of a slot takes the place of its tail; answers with the files to be removed. The tail may be gone, if what the slot
+    /// holds came in when that tail had been given up already.
+    pub(crate) fn publish(&mut self, generation: u64, meta: RunMeta) -> Result<Vec<String>, Fail> {
+        let mut manifest = self.manifest.clone();
+        manifest.parts.insert(generation, Part::Run(meta));
+        self.replace(manifest)
+    }
+
+    /// Makes a manifest that names fewer files durable; answers with those that it names no more.
+    fn replace(&mut self, manifest: Manifest) -> Result<Vec<String>, Fail> {
         manifest.replace(&*self.disk)?;
-        self.manifest = manifest;
-        self.unlink(&gone)
+        let old = std::mem::replace(&mut self.manifest, manifest);
+        let mut gone = Vec::new();
+        for (generation, part) in old.parts {
+            if self.manifest.parts.get(&generation) != Some(&part) {
+                gone.extend(part.file_names(generation));
+            }
+        }
+        self.sizes.retain(|generation, _| self.manifest.parts.contains_key(generation));
+        self.measure_all()?;
+        Ok(gone)
     }
 
     /// Drops all but the identity; these intents stay.
-    pub(crate) fn discard(&mut self, intents: HashSet<Fingerprint>) -> Result<(), Fail> {
-        let Some(hasher) = &self.hasher else { return Ok(()) };
-        let gone: Vec<u64> = self.manifest.tails.keys().copied().collect();
-        let generation = gone.last().map_or(1, |last| last + 1);
+    pub(crate) fn discard(&mut self, intents: HashSet<Fingerprint>) -> Result<Vec<String>, Fail> {
+        let Some(hasher) = &self.hasher else { return Ok(Vec::new()) };
+        let generation = self.open_tail() + 1;
         let standing = Standing { intents, ..Standing::default() };
-        let tail = Tail::make(&*self.disk, hasher, generation, self.last_group, &standing)?;
+        let none = Tombstones::new();
+        let tail = Tail::make(&*self.disk, hasher, generation, self.last_group, &standing, &none)?;
         let mut manifest = self.manifest.clone();
         manifest.floor_ms = i64::MIN;
-        manifest.tails = BTreeMap::from([(generation, None)]);
-        manifest.replace(&*self.disk)?;
-        (self.manifest, self.standing, self.current) = (manifest, standing, Current::Open(tail));
-        self.unlink(&gone)
+        manifest.parts = BTreeMap::from([(generation, Part::Open)]);
+        let gone = self.replace(manifest)?;
+        (self.standing, self.current) = (standing, Current::Open(tail));
+        Ok(gone)
     }
 
     /// The discarded group's number is used up.
@@ -287,14 +344,14 @@ impl Files {
         self.last_group = self.last_group.max(group);
     }
 
-    /// Seals the current tail and goes on in a new one, which starts with all that stands.
-    fn roll(&mut self) -> Result<(), Fail> {
+    /// Closes the current tail and goes on in a new one, which starts with all that stands.
+    fn roll(&mut self, generation: u64, tombstones: &Tombstones) -> Result<(), Fail> {
         let (Some(hasher), Current::Open(old)) = (&self.hasher, &self.current) else { return Ok(()) };
-        let generation = old.generation + 1;
-        let fresh = Tail::make(&*self.disk, hasher, generation, self.last_group, &self.standing)?;
+        let fresh =
+            Tail::make(&*self.disk, hasher, generation, self.last_group, &self.standing, tombstones)?;
         let mut manifest = self.manifest.clone();
-        manifest.tails.insert(old.generation, Some(old.sealed()));
-        manifest.tails.insert(generation, None);
+        manifest.parts.insert(old.generation, Part::Tail(old.sealed()));
+        manifest.parts.insert(generation, Part::Open);
         manifest.replace(&*self.disk)?;
         self.manifest = manifest;
         if let Current::Open(old) = std::mem::replace(&mut self.current, Current::Open(fresh)) {
@@ -307,7 +364,7 @@ impl Files {
         self.measure_all()
     }
 
-    fn open_tail(&mut self) -> Result<&mut Tail, Fail> {
+    fn newest(&mut self) -> Result<&mut Tail, Fail> {
         match &mut self.current {
             Current::Open(tail) => Ok(tail),
             _ => Err(Fail::Io("the tail is not open".to_owned())),
@@ -328,32 +385,16 @@ impl Files {
         Ok(())
     }
 
-    fn unlink(&mut self, generations: &[u64]) -> Result<(), Fail> {
-        for generation in generations {
-            let name = tail::file_name(*generation);
-            self.disk.remove(&name).map_err(|error| Fail::of_io(&format!("cannot remove {name}"), &error))?;
-            self.sizes.remove(generation);
-        }
-        self.disk.sync_folder().map_err(|error| Fail::of_io("cannot sync the store's folder", &error))?;
-        self.measure_all()
-    }
-
     fn measure(&mut self) -> Result<(), Fail> {
-        let Some(generation) = self.manifest.tails.keys().next_back() else { return Ok(()) };
-        let name = tail::file_name(*generation);
-        let bytes =
-            self.disk.bytes(&name).map_err(|error| Fail::of_io(&format!("cannot measure {name}"), &error))?;
+        let Some((generation, part)) = self.manifest.parts.iter().next_back() else { return Ok(()) };
+        let bytes = measured(&*self.disk, *generation, part)?;
         self.sizes.insert(*generation, bytes);
         Ok(())
     }
 
     fn measure_all(&mut self) -> Result<(), Fail> {
-        for generation in self.manifest.tails.keys() {
-            let name = tail::file_name(*generation);
-            let bytes = self
-                .disk
-                .bytes(&name)
-                .map_err(|error| Fail::of_io(&format!("cannot measure {name}"), &error))?;
+        for (generation, part) in &self.manifest.parts {
+            let bytes = measured(&*self.disk, *generation, part)?;
             self.sizes.insert(*generation, bytes);
         }
         Ok(())
@@ -395,12 +436,84 @@ impl Files {
     }
 }
 
-/// Hands blocks on; the first fault ends it.
-struct Learner<F>(F);
+/// The generation in the name of a tail, a run or a filter.
+pub(crate) fn generation_of(name: &str) -> Option<u64> {
+    tail::generation_of(name).or_else(|| run::generation_of(name))
+}
 
-impl<F: FnMut(&Block) -> Option<i64>> Visitor for Learner<F> {
-    fn block(&mut self, _group: u64, _index: usize, block: &Block) -> Option<i64> {
-        (self.0)(block)
+fn measured(disk: &dyn Disk, generation: u64, part: &Part) -> Result<u64, Fail> {
+    let mut bytes = 0;
+    for name in part.file_names(generation) {
+        bytes += match disk.bytes(&name) {
+            // A filter may be missing.
+            Err(error) if error.kind() == ErrorKind::NotFound => 0,
+            other => other.map_err(|error| Fail::of_io(&format!("cannot measure {name}"), &error))?,
+        };
+    }
+    Ok(bytes)
+}
+
+/// Removes files that the manifest names no more.
+pub(crate) fn remove(disk: &dyn Disk, names: &[String]) -> Result<(), Fail> {
+    for name in names {
+        disk.remove(name).map_err(|error| Fail::of_io(&format!("cannot remove {name}"), &error))?;
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    disk.sync_folder().map_err(|error| Fail::of_io("cannot sync the store's folder", &error))
+}
+
+impl Part {
+    /// Name of the file with its facts.
+    pub(crate) fn file_name(&self, generation: u64) -> String {
+        match self {
+            Part::Open | Part::Tail(_) => tail::file_name(generation),
+            Part::Run(_) => run::file_name(generation),
+        }
+    }
+
+    /// Names of all its files.
+    fn file_names(&self, generation: u64) -> Vec<String> {
+        let filter = matches!(self, Part::Run(_)).then(|| run::filter_name(generation));
+        [self.file_name(generation)].into_iter().chain(filter).collect()
+    }
+
+    /// Newest event time in it, ms: none within without facts. None for the open one, which does not know yet.
+    fn newest_ms(&self) -> Option<Option<i64>> {
+        match self {
+            Part::Open => None,
+            Part::Tail(sealed) => Some(sealed.newest_ms),
+            Part::Run(meta) => Some(Some(meta.newest_ms)),
+        }
+    }
+}
+
+impl Manifest {
+    /// Whether a file of this generation counts.
+    pub(crate) fn names(&self, generation: u64, name: &str) -> bool {
+        self.parts
+            .get(&generation)
+            .is_some_and(|part| part.file_names(generation).iter().any(|counts| counts == name))
+    }
+}
+
+/// Sees the tails at open.
+pub(crate) trait Replay {
+    /// A tail follows, at whose start these keys were taken back.
+    fn begin(&mut self, generation: u64, tombstones: Tombstones);
+    /// Answers with the newest event time that the block decides over, ms.
+    fn block(&mut self, group: u64, block: &Block) -> Result<Option<i64>, Fail>;
+    /// Nothing is added to the tail any more; its last group.
+    fn end(&mut self, group: u64);
+}
+
+/// Hands blocks on; the first fault ends it.
+struct Learner<'a>(&'a mut dyn Replay);
+
+impl Visitor for Learner<'_> {
+    fn block(&mut self, group: u64, _index: usize, block: &Block) -> Result<Option<i64>, Fail> {
+        self.0.block(group, block)
     }
 
     fn fault(&mut self, fault: Fail) -> Result<(), Fail> {

@@ -17,6 +17,16 @@ const DIGEST_MASK: u64 = (1 << 56) - 1;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 16]);
 
+impl Fingerprint {
+    /// The first 8 bytes as a number: in the order of fingerprints.
+    #[inline]
+    pub(crate) fn prefix(&self) -> u64 {
+        let mut first = [0; 8];
+        first.copy_from_slice(&self.0[..8]);
+        u64::from_be_bytes(first)
+    }
+}
+
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

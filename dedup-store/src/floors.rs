@@ -70,6 +70,10 @@ impl Clock {
         Clock { shards, watermark_ms }
     }
 
+    pub(crate) fn watermark_ms(&self) -> Option<i64> {
+        self.watermark_ms
+    }
+
     pub(crate) fn checkpoint(&self, shard: &str) -> Option<&Checkpoint> {
         Some(&self.shards.get(shard)?.checkpoint)
     }

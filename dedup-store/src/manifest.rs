@@ -8,6 +8,7 @@ use crate::{
     disk::{Container, Disk, Fail},
     fingerprint::{Algorithm, Hasher, Identity},
     rows::{self, Reader, Writer},
+    run::RunMeta,
 };
 
 pub(crate) const NAME: &str = "manifest.redb";
@@ -28,6 +29,17 @@ pub(crate) struct Sealed {
     pub(crate) newest_ms: Option<i64>,
 }
 
+/// What holds the facts of one slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// A tail to which groups are added: the newest.
+    Open,
+    /// A tail to which nothing is added any more.
+    Tail(Sealed),
+    /// Sorted facts.
+    Run(RunMeta),
+}
+
 /// What `manifest.redb` says. One row, replaced whole.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
@@ -39,13 +51,13 @@ pub(crate) struct Manifest {
     pub(crate) floor_ms: i64,
     /// Counts openings: the fencing token of whoever opened it last.
     pub(crate) fence: u64,
-    /// Live tails by generation; only the last one is not sealed.
-    pub(crate) tails: BTreeMap<u64, Option<Sealed>>,
+    /// By generation.
+    pub(crate) parts: BTreeMap<u64, Part>,
 }
 
 impl Manifest {
     pub(crate) fn new(width_ms: i64) -> Self {
-        Manifest { identity: None, width_ms, floor_ms: i64::MIN, fence: 0, tails: BTreeMap::new() }
+        Manifest { identity: None, width_ms, floor_ms: i64::MIN, fence: 0, parts: BTreeMap::new() }
     }
 
     pub(crate) fn hasher(&self) -> Option<Hasher> {
@@ -139,15 +151,16 @@ impl Manifest {
                 .u64(identity.key_spec_id)
                 .bytes(&identity.secret),
         };
-        let row = row.i64(self.width_ms).i64(self.floor_ms).u64(self.fence).u32(self.tails.len() as u32);
-        let tails = self.tails.iter().fold(row, |row, (generation, sealed)| {
+        let row = row.i64(self.width_ms).i64(self.floor_ms).u64(self.fence).u32(self.parts.len() as u32);
+        let parts = self.parts.iter().fold(row, |row, (generation, part)| {
             let row = row.u64(*generation);
-            match sealed {
-                None => row.u8(0),
-                Some(sealed) => row.u8(1).u64(sealed.group).u64(sealed.chain).option(sealed.newest_ms),
+            match part {
+                Part::Open => row.u8(0),
+                Part::Tail(sealed) => row.u8(1).u64(sealed.group).u64(sealed.chain).option(sealed.newest_ms),
+                Part::Run(meta) => meta.write(row.u8(2)),
             }
         });
-        tails.seal()
+        parts.seal()
     }
 
     fn decode(row: &[u8]) -> Result<Self, String> {
@@ -166,11 +179,13 @@ impl Manifest {
         (manifest.floor_ms, manifest.fence) = (row.i64()?, row.u64()?);
         for _ in 0..row.u32()? {
             let generation = row.u64()?;
-            let sealed = match row.u8()? {
-                0 => None,
-                _ => Some(Sealed { group: row.u64()?, chain: row.u64()?, newest_ms: row.option()? }),
+            let part = match row.u8()? {
+                0 => Part::Open,
+                1 => Part::Tail(Sealed { group: row.u64()?, chain: row.u64()?, newest_ms: row.option()? }),
+                2 => Part::Run(RunMeta::read(&mut row)?),
+                other => return Err(format!("part {generation} is of kind {other}, known are 0 to 2")),
             };
-            manifest.tails.insert(generation, sealed);
+            manifest.parts.insert(generation, part);
         }
         row.end()?;
         Ok(manifest)
@@ -194,9 +209,14 @@ mod tests {
         let identity =
             Identity { route_id: [3; 16], key_spec_id: 4, algorithm: Algorithm::SipHash24, secret: [5; 192] };
         let sealed = Sealed { group: 7, chain: 8, newest_ms: Some(-9) };
-        let tails =
-            BTreeMap::from([(1, Some(Sealed { newest_ms: None, ..sealed })), (2, Some(sealed)), (3, None)]);
-        let full = Manifest { identity: Some(identity), floor_ms: -1, fence: 6, tails, ..Manifest::new(10) };
+        let run = RunMeta { through: 1, keys: 2, blocks: 3, chain: 4, oldest_ms: -5, newest_ms: 6, filter_blocks: 7 };
+        let parts = BTreeMap::from([
+            (1, Part::Tail(Sealed { newest_ms: None, ..sealed })),
+            (2, Part::Run(run)),
+            (3, Part::Tail(sealed)),
+            (4, Part::Open),
+        ]);
+        let full = Manifest { identity: Some(identity), floor_ms: -1, fence: 6, parts, ..Manifest::new(10) };
         for manifest in [Manifest::new(1), full] {
             assert!(Manifest::decode(&manifest.encode()).unwrap() == manifest);
         }

@@ -44,6 +44,11 @@ impl Writer {
         self.u8(u8::from(value.is_some())).i64(value.unwrap_or(0))
     }
 
+    /// Without a checksum: of something that has its own.
+    pub(crate) fn unsealed(self) -> Vec<u8> {
+        self.0
+    }
+
     pub(crate) fn seal(self) -> Vec<u8> {
         let checksum = xxh3_64(&self.0);
         self.u64(checksum).0
@@ -54,6 +59,11 @@ impl Writer {
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// Of something that has its own checksum.
+    pub(crate) fn over(bytes: &'a [u8]) -> Self {
+        Reader(bytes)
+    }
+
     /// Checks the checksum.
     pub(crate) fn open(row: &'a [u8]) -> Result<Self, String> {
         let (body, checksum) = row

@@ -9,10 +9,12 @@ use hashbrown::HashTable;
 
 use crate::{
     block::Block,
-    fact::{Entry, Settled},
+    disk::Fail,
+    fact::{Entry, Known, Settled},
     fingerprint::{Digest, Fingerprint},
     floors::{Checkpoint, Clock, Floors, Spans},
-    table::{Found, SlotStats, Slots, bits},
+    slots::{Closed, SlotSizes, Slots},
+    table::{Found, bits},
 };
 
 /// One key to be checked.
@@ -75,13 +77,19 @@ struct Claim {
 const NO_FACT: u64 = 1 << 63;
 
 /// A key that was taken back (P12), so that an older block of a shard that says so, learnt again, does not bring it back.
-struct Tombstone {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Tombstone {
     /// Who says so, and since which batch.
-    by: Vec<(Arc<str>, i64)>,
+    pub(crate) by: Vec<(Arc<str>, i64)>,
     /// A shard has settled the key again after it had taken it back: another's word of the same, learnt later, is older.
-    settled_again: bool,
-    event_ms: i64,
+    pub(crate) settled_again: bool,
+    pub(crate) event_ms: i64,
+    /// Slots that were closed before this group hold the key in vain.
+    pub(crate) erased: u64,
 }
+
+/// The keys that were taken back.
+pub(crate) type Tombstones = HashMap<Fingerprint, Tombstone>;
 
 impl Tombstone {
     fn sequence(&self, shard: &str) -> Option<i64> {
@@ -94,27 +102,25 @@ pub(crate) struct State {
     spans: Spans,
     slots: Slots,
     claims: HashTable<Claim>,
-    tombstones: HashMap<Fingerprint, Tombstone>,
+    tombstones: Tombstones,
     clock: Clock,
     /// Facts below it are forgotten (the G of a durable checkpoint), ms.
     floor_ms: i64,
     /// Effects begun and neither settled nor given back.
     intents: HashSet<Fingerprint>,
-    scratch: Vec<Option<Found>>,
 }
 
 impl State {
-    /// `max_bytes`: the memory budget.
-    pub(crate) fn new(spans: Spans, width_ms: i64, max_bytes: u64) -> Self {
+    /// `generation`: number of the first slot.
+    pub(crate) fn new(spans: Spans, sizes: SlotSizes, generation: u64) -> Self {
         State {
             spans,
-            slots: Slots::new(width_ms, max_bytes),
+            slots: Slots::new(sizes, generation),
             claims: HashTable::new(),
             tombstones: HashMap::new(),
             clock: Clock::default(),
             floor_ms: i64::MIN,
             intents: HashSet::new(),
-            scratch: Vec::new(),
         }
     }
 
@@ -124,29 +130,28 @@ impl State {
     }
 
     /// Drops all but the intents, for what they began may still have happened, and the claims, for their batches may be on their
-    /// way to the sink: whoever holds them settles them or gives them back.
-    pub(crate) fn discard(&mut self) {
+    /// way to the sink: whoever holds them settles them or gives them back. `generation`: of the slot that comes next.
+    pub(crate) fn discard(&mut self, generation: u64) {
         let (intents, claims) = (std::mem::take(&mut self.intents), std::mem::take(&mut self.claims));
-        *self = State {
-            intents,
-            claims,
-            ..State::new(self.spans, self.slots.width_ms(), self.slots.max_bytes())
-        };
+        *self = State { intents, claims, ..State::new(self.spans, *self.slots.sizes(), generation) };
     }
 
-    /// One verdict an item, in order, appended to `verdicts`.
-    pub(crate) fn claim(&mut self, lane: u32, ahead_ms: i64, items: &[Item], verdicts: &mut Vec<Verdict>) {
-        let found = self.find_all(items);
+    /// One verdict an item, in order, appended to `verdicts`. `closed`: what the closed slots know of each; nothing if there are none.
+    pub(crate) fn claim(
+        &mut self,
+        lane: u32,
+        ahead_ms: i64,
+        items: &[Item],
+        closed: &[Option<Found>],
+        verdicts: &mut Vec<Verdict>,
+    ) {
         let admit_ms = self.spans.admit_ms(self.floor_ms);
         self.claims.reserve(items.len(), |claim| bits(&claim.fingerprint));
         verdicts.reserve(items.len());
-        verdicts.extend(
-            items
-                .iter()
-                .zip(&found)
-                .map(|(item, found)| self.claim_one(lane, ahead_ms, admit_ms, item, *found)),
-        );
-        self.scratch = found;
+        for (at, item) in items.iter().enumerate() {
+            let known = self.known(&item.fingerprint, closed.get(at).copied().flatten());
+            verdicts.push(self.claim_one(lane, ahead_ms, admit_ms, item, known));
+        }
     }
 
     /// [`State::claim`] for a store without room: takes no memory for claims. If an item would have to be claimed it answers
@@ -155,18 +160,15 @@ impl State {
         &mut self,
         ahead_ms: i64,
         items: &[Item],
+        closed: &[Option<Found>],
         verdicts: &mut Vec<Verdict>,
     ) -> bool {
-        let found = self.find_all(items);
         let admit_ms = self.spans.admit_ms(self.floor_ms);
         let before = verdicts.len();
-        verdicts.extend(
-            items
-                .iter()
-                .zip(&found)
-                .map_while(|(item, found)| self.judge(ahead_ms, admit_ms, item, *found).err()),
-        );
-        self.scratch = found;
+        verdicts.extend(items.iter().enumerate().map_while(|(at, item)| {
+            let known = self.known(&item.fingerprint, closed.get(at).copied().flatten());
+            self.judge(ahead_ms, admit_ms, item, known).err()
+        }));
         let all = verdicts.len() - before == items.len();
         if !all {
             verdicts.truncate(before);
@@ -174,11 +176,19 @@ impl State {
         all
     }
 
-    fn find_all(&mut self, items: &[Item]) -> Vec<Option<Found>> {
-        let mut found = std::mem::take(&mut self.scratch);
-        found.clear();
-        self.slots.find_all(items.iter().map(|item| &item.fingerprint), &mut found);
-        found
+    /// What is known of a key of which the closed slots know this.
+    #[inline]
+    fn known(&self, fingerprint: &Fingerprint, closed: Option<Found>) -> Option<Known> {
+        self.found(fingerprint, closed).map(|found| found.known)
+    }
+
+    #[inline]
+    fn found(&self, fingerprint: &Fingerprint, closed: Option<Found>) -> Option<Found> {
+        let erased = |found: &Found| {
+            !self.tombstones.is_empty()
+                && self.tombstones.get(fingerprint).is_some_and(|tombstone| found.through < tombstone.erased)
+        };
+        self.slots.open.find(fingerprint).or_else(|| closed.filter(|found| !erased(found)))
     }
 
     #[inline]
@@ -188,13 +198,13 @@ impl State {
         ahead_ms: i64,
         admit_ms: i64,
         item: &Item,
-        found: Option<Found>,
+        known: Option<Known>,
     ) -> Verdict {
-        let late = match self.judge(ahead_ms, admit_ms, item, found) {
+        let late = match self.judge(ahead_ms, admit_ms, item, known) {
             Ok(late) => late,
             Err(verdict) => return verdict,
         };
-        let packed = item.digest.0 | if found.is_none() { NO_FACT } else { 0 };
+        let packed = item.digest.0 | if known.is_none() { NO_FACT } else { 0 };
         let claim = Claim { fingerprint: item.fingerprint, packed, lane };
         self.claims.insert_unique(bits(&item.fingerprint), claim, |claim| bits(&claim.fingerprint));
         Verdict::New { late }
@@ -208,12 +218,12 @@ impl State {
         ahead_ms: i64,
         admit_ms: i64,
         item: &Item,
-        found: Option<Found>,
+        known: Option<Known>,
     ) -> Result<bool, Verdict> {
-        if let Some(found) = found {
-            let settled = found.settled();
+        if let Some(known) = known {
+            let settled = known.settled;
             if !(item.replay_dead_letter && settled.refused()) {
-                return Err(if found.digest() == item.digest {
+                return Err(if known.same(item.digest) {
                     Verdict::Duplicate(settled)
                 } else {
                     Verdict::Mismatch(settled)
@@ -238,14 +248,8 @@ impl State {
         Ok(late)
     }
 
-    pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {
-        let found = self.slots.find(fingerprint)?;
-        Some(Entry {
-            fingerprint: *fingerprint,
-            digest: found.digest(),
-            event_ms: found.event_ms,
-            settled: found.settled(),
-        })
+    pub(crate) fn peek(&self, fingerprint: &Fingerprint, closed: Option<Found>) -> Option<Known> {
+        self.known(fingerprint, closed)
     }
 
     /// Gives a claim back, if `lane` holds it.
@@ -260,42 +264,83 @@ impl State {
         self.claims.retain(|claim| claim.lane != lane);
     }
 
-    /// Takes the facts of a block over and frees their claims and intents, in the block's order. Facts below the floor are
-    /// forgotten at once. Answers with the newest event time that this block decides over, for the tail that holds it; none if
-    /// it decides nothing. `freed` is told the intents that are gone.
-    pub(crate) fn learn(&mut self, block: &Block, mut freed: impl FnMut(&Fingerprint)) -> Option<i64> {
+    /// Whether the closed slots must be asked before this block is learnt: of a key that was claimed as unknown nothing is there, for whoever learns
+    /// a key frees its claim.
+    pub(crate) fn must_ask(&self, block: &Block) -> bool {
+        !self.slots.closed().is_empty() && !block.entries.iter().all(|entry| self.surely_absent(entry))
+    }
+
+    fn surely_absent(&self, entry: &Entry) -> bool {
+        let claim = self
+            .claims
+            .find(bits(&entry.fingerprint), |claim| claim.fingerprint == entry.fingerprint);
+        entry.settled != Settled::Forgotten && claim.is_some_and(|claim| claim.packed & NO_FACT != 0)
+    }
+
+    /// Takes the facts of a block, in this group, over and frees their claims and intents, in the block's order. Facts below the floor are
+    /// forgotten at once. `closed`: what the closed slots know of each, if they were asked. Answers with the newest event time that this
+    /// block decides over, for the tail that holds it; none if it decides nothing. `freed` is told the intents that are gone.
+    pub(crate) fn learn(
+        &mut self,
+        block: &Block,
+        group: u64,
+        closed: Option<&[Option<Found>]>,
+        mut freed: impl FnMut(&Fingerprint),
+    ) -> Result<Option<i64>, Fail> {
         let mut newest: Option<i64> = None;
-        for entry in &block.entries {
+        for (at, entry) in block.entries.iter().enumerate() {
+            let key = bits(&entry.fingerprint);
             if entry.settled == Settled::Forgotten {
-                newest = newest.max(Some(self.take_back(block, entry)));
+                let found = self.ask(entry, at, closed)?;
+                newest = newest.max(Some(self.take_back(block, group, entry, found)));
                 continue;
             }
             newest = newest.max(Some(entry.event_ms));
             if !self.intents.is_empty() && self.intents.remove(&entry.fingerprint) {
                 freed(&entry.fingerprint);
             }
-            let key = bits(&entry.fingerprint);
             let claim = self.claims.find_entry(key, |claim| claim.fingerprint == entry.fingerprint);
             let surely_absent = claim.is_ok_and(|claim| claim.remove().0.packed & NO_FACT != 0);
             if entry.event_ms < self.floor_ms || self.taken_back(block, &entry.fingerprint) {
                 continue;
             }
             if surely_absent {
-                // Whoever learns a key frees its claim: a claim that is still there proves that nobody has.
-                self.slots.insert_absent(entry);
-            } else {
-                self.slots.insert(entry);
+                self.slots.open.insert_absent(entry);
+                continue;
+            }
+            match self.ask(entry, at, closed)?.map(|found| found.known) {
+                None => self.slots.open.insert_absent(entry),
+                // A fact that was learnt twice stays as it is; an effect takes the place of a refusal (P2).
+                Some(old) if old.settled.refused() && !entry.settled.refused() => {
+                    self.slots.replace(&Entry { event_ms: entry.event_ms.max(old.event_ms), ..*entry });
+                }
+                Some(_) => {}
             }
         }
-        newest
+        Ok(newest)
     }
 
-    /// Takes a key back; answers with how long that must be remembered.
-    fn take_back(&mut self, block: &Block, entry: &Entry) -> i64 {
+    /// What is known of the `at`th entry of a block.
+    fn ask(
+        &self,
+        entry: &Entry,
+        at: usize,
+        closed: Option<&[Option<Found>]>,
+    ) -> Result<Option<Found>, Fail> {
+        let found = match closed {
+            Some(found) => found.get(at).copied().flatten(),
+            None => self.slots.closed().find(&entry.fingerprint)?,
+        };
+        Ok(self.found(&entry.fingerprint, found))
+    }
+
+    /// Takes a key back of which this is known; answers with how long that must be remembered.
+    fn take_back(&mut self, block: &Block, group: u64, entry: &Entry, found: Option<Found>) -> i64 {
         let tombstone = self.tombstones.entry(entry.fingerprint).or_insert_with(|| Tombstone {
             by: Vec::new(),
             settled_again: false,
             event_ms: entry.event_ms,
+            erased: 0,
         });
         match tombstone.by.iter_mut().find(|(by, _)| *by == block.shard) {
             Some((_, sequence)) if *sequence >= block.sequence => return tombstone.event_ms,
@@ -304,11 +349,13 @@ impl State {
             None => tombstone.by.push((Arc::clone(&block.shard), block.sequence)),
         }
         tombstone.event_ms = tombstone.event_ms.max(entry.event_ms);
-        if !tombstone.settled_again
-            && let Some(known) = self.slots.remove(&entry.fingerprint)
-        {
-            // As long-lived as the fact that it takes away, whatever time the operator gave it.
-            tombstone.event_ms = tombstone.event_ms.max(known.event_ms);
+        if !tombstone.settled_again {
+            tombstone.erased = group;
+            self.slots.open.remove(&entry.fingerprint);
+            if let Some(found) = found {
+                // As long-lived as the fact that it takes away, whatever time the operator gave it.
+                tombstone.event_ms = tombstone.event_ms.max(found.known.event_ms);
+            }
         }
         tombstone.event_ms
     }
@@ -342,12 +389,34 @@ impl State {
         watermark_ms.map_or(i64::MIN, |watermark_ms| self.spans.retire_ms(watermark_ms))
     }
 
-    /// Forgets what lies below `floor_ms`, slot by slot; answers with the number of keys that went.
-    pub(crate) fn expire(&mut self, floor_ms: i64) -> u64 {
+    /// Forgets what lies below `floor_ms`, slot by slot. Answers with what is to be dropped without a lock.
+    pub(crate) fn expire(&mut self, floor_ms: i64) -> Option<Arc<Closed>> {
         self.floor_ms = self.floor_ms.max(floor_ms);
         let floor_ms = self.floor_ms;
         self.tombstones.retain(|_, tombstone| tombstone.event_ms >= floor_ms);
         self.slots.retire(floor_ms)
+    }
+
+    pub(crate) fn tombstones(&self) -> &Tombstones {
+        &self.tombstones
+    }
+
+    /// At open: a tail follows, at whose start these keys were taken back.
+    pub(crate) fn begin_tail(&mut self, generation: u64, tombstones: Tombstones) {
+        self.slots.open.generation = generation;
+        self.tombstones = tombstones;
+    }
+
+    pub(crate) fn watermark_ms(&self) -> Option<i64> {
+        self.clock.watermark_ms()
+    }
+
+    pub(crate) fn all_slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    pub(crate) fn all_slots_mut(&mut self) -> &mut Slots {
+        &mut self.slots
     }
 
     pub(crate) fn floor_ms(&self) -> i64 {
@@ -390,11 +459,7 @@ impl State {
     }
 
     pub(crate) fn width_ms(&self) -> i64 {
-        self.slots.width_ms()
-    }
-
-    pub(crate) fn slots(&self) -> Vec<SlotStats> {
-        self.slots.stats()
+        self.slots.sizes().width_ms
     }
 
     /// Bytes of facts and claims.

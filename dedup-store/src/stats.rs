@@ -3,15 +3,15 @@
 use std::fmt;
 
 use crate::{
-    files::TailStats,
+    files::FileStats,
     floors::{Checkpoint, Floors},
-    table::SlotStats,
+    slots::SlotStats,
 };
 
 /// A look at one store. Prints as lines for a console.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// Settled keys in memory.
+    /// Settled keys.
     pub keys: u64,
     /// Keys claimed and not yet settled.
     pub claims: u64,
@@ -21,12 +21,12 @@ pub struct Stats {
     pub slot_width_ms: i64,
     /// Per slot, oldest first.
     pub slots: Vec<SlotStats>,
-    /// Bytes of the tables, claims and settlements on their way to disk.
+    /// Bytes of tables, filters, claims and settlements on their way to disk.
     pub memory_bytes: u64,
-    /// Bytes of the tails.
+    /// Bytes of tails, runs and filters.
     pub disk_bytes: u64,
-    /// Tail files, oldest first; empty for a store in memory.
-    pub tails: Vec<TailStats>,
+    /// Tails and runs, oldest first; empty for a store in memory.
+    pub files: Vec<FileStats>,
     /// Watermark and retirement floor.
     pub floors: Floors,
     /// Facts below it are forgotten, ms; `i64::MIN` before the first expiry.
@@ -53,7 +53,7 @@ impl fmt::Display for Stats {
             self.keys, self.claims, self.effects_pending
         )?;
         writeln!(f, "memory          {} bytes", self.memory_bytes)?;
-        writeln!(f, "disk            {} bytes in {} tails", self.disk_bytes, self.tails.len())?;
+        writeln!(f, "disk            {} bytes in {} files of facts", self.disk_bytes, self.files.len())?;
         writeln!(f, "watermark       {}", time(self.floors.watermark_ms))?;
         writeln!(
             f,
@@ -69,18 +69,24 @@ impl fmt::Display for Stats {
             writeln!(f, "stopped         {text}")?;
         }
         for slot in &self.slots {
-            let start = slot.start_ms.map_or_else(|| "sparse".to_owned(), |start| format!("{start} ms"));
-            writeln!(f, "slot            from {start}: {} keys, {} bytes", slot.keys, slot.bytes)?;
-        }
-        for tail in &self.tails {
-            let sealed = if tail.sealed { "sealed" } else { "open" };
+            let (oldest, newest) = slot.event_ms.unzip();
             writeln!(
                 f,
-                "tail            {}: {} bytes, {sealed}, newest {}",
-                tail.file,
-                tail.bytes,
-                time(tail.newest_ms)
+                "slot            {}: {:?}, {} keys from {} to {}, {} bytes in memory, {} filter bits, {} false positives",
+                slot.number,
+                slot.kind,
+                slot.keys,
+                time(oldest),
+                time(newest),
+                slot.memory_bytes,
+                slot.filter_bits,
+                slot.false_positives
             )?;
+        }
+        for file in &self.files {
+            let kind = if file.closed { "closed" } else { "open" };
+            let newest = time(file.newest_ms);
+            writeln!(f, "file            {}: {} bytes, {kind}, newest {newest}", file.file, file.bytes)?;
         }
         for checkpoint in &self.checkpoints {
             let position =

@@ -8,20 +8,23 @@ use std::{
     time::Instant,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     block::Block,
     committer::{self, Held, Shared},
-    disk::{self, Disk, Folder},
+    disk::{self, Disk, Fail, Folder},
     error::{Budget, StoreError},
-    fact::Entry,
-    files::{self, Files},
+    fact::Known,
+    files::{self, Files, Replay},
+    filter::Plane,
     fingerprint::{Fingerprint, Hasher, Identity},
     floors::{Checkpoint, Clock, Floors, Spans},
-    state::{Item, State, Verdict},
+    sealer,
+    slots::{SlotSizes, slot_width_ms},
+    state::{Item, State, Tombstones, Verdict},
     stats::Stats,
-    table::slot_width_ms,
+    table::Found,
 };
 
 /// Settlements on their way to disk: above the first, the committer goes at once; above the second, settling waits for it.
@@ -39,10 +42,29 @@ pub struct StoreOptions {
     pub idle_after_ms: i64,
     /// Bytes on disk; at the bound nothing new is claimed: [`StoreError::Full`].
     pub max_disk_bytes: u64,
-    /// Bytes of the tables in memory; as above.
+    /// Bytes of tables and filters in memory; as above.
     pub max_memory_bytes: u64,
     /// The committer gathers settlements for so long when nobody waits, ms.
     pub commit_interval_ms: u64,
+}
+
+/// Sizes that follow from the budgets, unless a test sets them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Bytes of blocks at which a slot is closed.
+    pub(crate) roll_bytes: Option<u64>,
+    /// Keys at which a slot is closed, and from which on it is sealed.
+    pub(crate) keys: Option<(u64, u64)>,
+}
+
+impl Limits {
+    fn sizes(&self, width_ms: i64, options: &StoreOptions) -> SlotSizes {
+        let mut sizes = SlotSizes::new(width_ms, options.max_memory_bytes);
+        if let Some(keys) = self.keys {
+            (sizes.max_keys, sizes.seal_keys) = keys;
+        }
+        sizes
+    }
 }
 
 impl StoreOptions {
@@ -66,7 +88,9 @@ pub struct Ticket(pub u64);
 pub struct Store {
     options: StoreOptions,
     shared: Arc<Shared>,
-    committer: Option<JoinHandle<()>>,
+    disk: Option<Arc<dyn Disk>>,
+    /// The committer and the sealer.
+    threads: Vec<JoinHandle<()>>,
     /// Held while the store is open.
     _lock: Option<File>,
 }
@@ -78,53 +102,65 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens or makes the store in `folder`; takes an exclusive lock; replays the tail.
+    /// Opens or makes the store in `folder`; takes an exclusive lock; loads the filters of the sealed slots and replays the tails of the others.
     pub fn open(folder: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         fs::create_dir_all(folder)
             .map_err(|error| StoreError::Io(format!("cannot make folder {}: {error}", folder.display())))?;
         let lock = disk::lock(folder)?;
-        let roll_bytes = files::roll_bytes(options.max_disk_bytes);
-        let mut store = Self::open_on(Arc::new(Folder::new(folder)), options, roll_bytes)?;
+        let mut store = Self::open_on(Arc::new(Folder::new(folder)), options, Limits::default())?;
         store._lock = Some(lock);
         Ok(store)
     }
 
-    /// [`Store::open`] on any disk, without its lock; a tail is rolled at `roll_bytes`.
+    /// [`Store::open`] on any disk, without its lock.
     pub(crate) fn open_on(
         disk: Arc<dyn Disk>,
         options: StoreOptions,
-        roll_bytes: u64,
+        limits: Limits,
     ) -> Result<Self, StoreError> {
         let width_ms = slot_width_ms(options.window_ms, options.lateness_ms);
-        let mut files = Files::open(disk, width_ms, roll_bytes)?;
-        let mut state = State::new(options.spans(), files.manifest().width_ms, options.max_memory_bytes);
+        let roll_bytes = limits.roll_bytes.unwrap_or_else(|| files::roll_bytes(options.max_disk_bytes));
+        let mut files = Files::open(Arc::clone(&disk), width_ms, roll_bytes)?;
+        let sizes = limits.sizes(files.manifest().width_ms, &options);
+        let mut state = State::new(options.spans(), sizes, files.open_tail().max(1));
         let standing = files.standing();
         let floor_ms = files.manifest().floor_ms.max(standing.retire_ms);
         let clock = Clock::restore(standing.checkpoints.values().cloned().collect(), standing.watermark_ms);
         state.restore(clock, floor_ms, standing.intents.clone());
-        files.replay(|block| state.learn(block, |_| {}))?;
-        let mut held = Held::new(state, files.last_group());
+        load_runs(&files, &mut state)?;
+        let mut learner = Learner { state, group: 0, last_tail: files.open_tail(), found: Vec::new() };
+        files.replay(&mut learner)?;
+        let mut held = Held::new(learner.state, files.last_group(), roll_bytes);
         held.retire_ms = floor_ms;
         held.bound =
             files.manifest().identity.as_ref().map(|identity| (identity.clone(), Hasher::new(identity)));
-        held.measure(&files);
+        held.resume(&files);
         let shared = Arc::new(Shared::new(held, Some(files), options.commit_interval_ms));
-        let committer = std::thread::Builder::new()
-            .name("store-committer".to_owned())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || committer::run(&shared)
-            })
-            .map_err(|error| StoreError::Io(format!("cannot start the committer: {error}")))?;
-        Ok(Store { options, shared, committer: Some(committer), _lock: None })
+        let mut store =
+            Store { options, shared: Arc::clone(&shared), disk: Some(Arc::clone(&disk)), threads: Vec::new(), _lock: None };
+        store.start("committer", {
+            let shared = Arc::clone(&shared);
+            move || committer::run(&shared)
+        })?;
+        store.start("sealer", move || sealer::run(&shared, &*disk))?;
+        Ok(store)
+    }
+
+    fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+        let thread = std::thread::Builder::new()
+            .name(format!("store-{name}"))
+            .spawn(run)
+            .map_err(|error| StoreError::Io(format!("cannot start the {name}: {error}")))?;
+        self.threads.push(thread);
+        Ok(())
     }
 
     /// Keeps nothing on disk (tests, instances without a durable disk in front of a `Transactional` sink).
     pub fn in_memory(options: StoreOptions) -> Self {
         let width_ms = slot_width_ms(options.window_ms, options.lateness_ms);
-        let state = State::new(options.spans(), width_ms, options.max_memory_bytes);
-        let shared = Shared::new(Held::new(state, 0), None, options.commit_interval_ms);
-        Store { options, shared: Arc::new(shared), committer: None, _lock: None }
+        let state = State::new(options.spans(), SlotSizes::new(width_ms, options.max_memory_bytes), 1);
+        let shared = Shared::new(Held::new(state, 0, u64::MAX), None, options.commit_interval_ms);
+        Store { options, shared: Arc::new(shared), disk: None, threads: Vec::new(), _lock: None }
     }
 
     /// The identity that the store was bound to, if any.
@@ -170,21 +206,47 @@ impl Store {
         items: &[Item],
         verdicts: &mut Vec<Verdict>,
     ) -> Result<(), StoreError> {
-        let mut held = self.shared.held.lock();
-        held.check()?;
+        let keys = || items.iter().map(|item| item.fingerprint).collect();
+        let (mut held, found) = self.ask_closed(self.shared.held.lock(), |_| true, keys)?;
         match held.check_room(&self.options) {
-            Ok(()) => held.state.claim(lane, ahead_ms, items, verdicts),
-            Err(full) if !held.state.claim_nothing(ahead_ms, items, verdicts) => return Err(full),
+            Ok(()) => held.state.claim(lane, ahead_ms, items, &found, verdicts),
+            Err(full) if !held.state.claim_nothing(ahead_ms, items, &found, verdicts) => return Err(full),
             Err(_) => {}
         }
         Ok(())
     }
 
-    /// What is settled under a key, without claiming: the door's fast path for duplicates.
-    pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Entry>, StoreError> {
-        let held = self.shared.held.lock();
+    /// Looks keys up in the closed slots, if they `must` be asked, without the lock, for that may read the disk: until nothing has changed there meanwhile. Answers
+    /// with the lock, and with what was found; with nothing if there was nothing to ask.
+    fn ask_closed<'a>(
+        &'a self,
+        mut held: MutexGuard<'a, Held>,
+        must: impl Fn(&Held) -> bool,
+        keys: impl FnOnce() -> Vec<Fingerprint>,
+    ) -> Result<(MutexGuard<'a, Held>, Vec<Option<Found>>), StoreError> {
         held.check()?;
-        Ok(held.state.peek(fingerprint))
+        let mut found = Vec::new();
+        if held.state.all_slots().closed().is_empty() || !must(&held) {
+            return Ok((held, found));
+        }
+        let keys = keys();
+        loop {
+            let closed = Arc::clone(held.state.all_slots().closed());
+            let asked = MutexGuard::unlocked(&mut held, || closed.find_all(&keys, &mut found));
+            asked.map_err(|fail| held.failed(fail))?;
+            held.check()?;
+            if Arc::ptr_eq(&closed, held.state.all_slots().closed()) {
+                return Ok((held, found));
+            }
+            // The last to hold it drops it: not under the lock.
+            MutexGuard::unlocked(&mut held, || drop(closed));
+        }
+    }
+
+    /// What is settled under a key, without claiming: the door's fast path for duplicates.
+    pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Known>, StoreError> {
+        let (held, found) = self.ask_closed(self.shared.held.lock(), |_| true, || vec![*fingerprint])?;
+        Ok(held.state.peek(fingerprint, found.first().copied().flatten()))
     }
 
     /// Whether a key is claimed by some lane and not yet settled or released.
@@ -204,16 +266,25 @@ impl Store {
     ) -> Result<Ticket, StoreError> {
         let mut held = self.shared.held.lock();
         self.shared.wait_below(&mut held, WAIT_BYTES);
-        held.check()?;
+        self.shared.wait_for_sealing(&mut held);
+        let must = |held: &Held| blocks.iter().any(|block| held.state.must_ask(block));
+        let keys =
+            || blocks.iter().flat_map(|block| &block.entries).map(|entry| entry.fingerprint).collect();
+        let (mut held, found) = self.ask_closed(held, must, keys)?;
         let held = &mut *held;
         let (_, hasher) = held.bound.as_ref().ok_or(StoreError::Unbound)?;
         blocks.iter().try_for_each(|block| block.check_identity(hasher))?;
         let durable = self.shared.files.is_some();
+        let mut found = (!found.is_empty()).then_some(&*found);
         for block in blocks {
             let gone = &mut held.pending.intents;
-            let newest_ms = held.state.learn(block, |intent| {
+            let (of_block, rest) = found.map(|found| found.split_at(block.entries.len())).unzip();
+            found = rest;
+            let learnt = held.state.learn(block, held.pending.number, of_block, |intent| {
                 gone.insert(*intent, false);
             });
+            let newest_ms = learnt.map_err(|fail| held.failed(fail))?;
+            held.pending.keys += block.entries.len() as u64;
             if durable {
                 held.pending.blocks.push(block.bytes.clone());
                 held.pending.bytes += block.bytes.len() as u64;
@@ -282,16 +353,26 @@ impl Store {
         let mut files = self.shared.files.as_ref().map(Mutex::lock);
         let mut held = self.shared.held.lock();
         held.check()?;
+        let mut gone = Vec::new();
         if let Some(files) = &mut files {
             // Effects that were begun or ended since the last group are in no file yet, and are no facts: they stay as they are.
             let intents = held.state.intents().clone();
-            files.discard(intents).map_err(|fail| held.failed(fail))?;
+            gone = files.discard(intents).map_err(|fail| held.failed(fail))?;
             files.skip_to(held.pending.number);
             held.measure(files);
         }
+        let old = Arc::clone(held.state.all_slots().closed());
         held.discard();
+        drop((held, files));
+        drop(old);
         self.shared.done.notify_all();
-        Ok(())
+        self.remove(&gone)
+    }
+
+    /// Removes files that count no more. What is left of them is removed at the next open.
+    fn remove(&self, names: &[String]) -> Result<(), StoreError> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        files::remove(&**disk, names).map_err(|fail| self.shared.held.lock().failed(fail))
     }
 
     /// Retires slots below the floor of the last durable checkpoint, unlinks tails that hold nothing else, and says the floors.
@@ -307,19 +388,28 @@ impl Store {
         let pressed = held.disk_full.is_some();
         // With no room for a group, the floor alone is made durable, in the manifest.
         let floor_ms = if pressed { held.pending.retire_ms.max(held.retire_ms) } else { held.retire_ms };
+        let mut gone = Vec::new();
         if let Some(files) = &mut files {
             drop(held);
-            let forgot = files.forget(floor_ms, pressed);
+            let tombstones = || self.shared.held.lock().state.tombstones().clone();
+            let forgot = files.forget(floor_ms, pressed, tombstones);
             held = self.shared.held.lock();
             match forgot {
-                Ok(()) => held.measure(files),
+                Ok(names) => gone = names,
                 Err(fail) => return Err(held.failed(fail)),
             }
+            held.measure(files);
         }
         held.retire_ms = held.retire_ms.max(floor_ms);
-        held.state.expire(floor_ms);
+        let old = held.state.expire(floor_ms);
+        let floors = held.state.floors(now_ms, held.retire_ms);
+        drop((held, files));
+        // A retired slot's memory and files are large to give back: not under a lock.
+        drop(old);
         self.shared.work.notify_one();
-        Ok(held.state.floors(now_ms, held.retire_ms))
+        self.shared.seal.notify_one();
+        self.remove(&gone)?;
+        Ok(floors)
     }
 
     /// The floors, without retiring anything.
@@ -375,6 +465,18 @@ impl Store {
         Ok(Some(ticket))
     }
 
+    /// Waits until nothing is left to be sealed, filtered or cleared.
+    #[cfg(test)]
+    pub(crate) fn wait_sealed(&self) {
+        let mut held = self.shared.held.lock();
+        while held.stopped.is_none()
+            && (held.sealing || held.state.all_slots().work(held.durable, held.open_tail).is_some())
+        {
+            self.shared.seal.notify_one();
+            self.shared.done.wait_for(&mut held, std::time::Duration::from_millis(1));
+        }
+    }
+
     /// What the store holds now.
     pub fn stats(&self, now_ms: i64) -> Stats {
         let held = self.shared.held.lock();
@@ -383,10 +485,10 @@ impl Store {
             claims: held.state.claims(),
             effects_pending: held.state.intents().len() as u64,
             slot_width_ms: held.state.width_ms(),
-            slots: held.state.slots(),
+            slots: held.state.all_slots().stats(),
             memory_bytes: held.memory_bytes(),
             disk_bytes: held.disk_bytes,
-            tails: held.tails.clone(),
+            files: held.files.clone(),
             floors: held.state.floors(now_ms, held.retire_ms),
             floor_ms: held.state.floor_ms(),
             checkpoints: held.state.checkpoints(),
@@ -401,10 +503,12 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.shared.held.lock().closing = true;
         self.shared.work.notify_all();
-        if let Some(committer) = self.committer.take()
-            && committer.join().is_err()
-        {
-            tracing::error!("the store's committer panicked");
+        self.shared.seal.notify_all();
+        for thread in self.threads.drain(..) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!(name, "a thread of the store panicked");
+            }
         }
     }
 }
@@ -428,11 +532,61 @@ impl Held {
         if durable {
             self.since.get_or_insert_with(Instant::now);
         } else {
-            self.take();
+            drop(self.take());
+            self.since = None;
             self.durable = ticket.0;
             self.retire_ms = self.retire_ms.max(self.pending.retire_ms);
         }
         ticket
+    }
+}
+
+/// Loads the filters of the sealed slots, side by side.
+fn load_runs(files: &Files, state: &mut State) -> Result<(), Fail> {
+    let slots = state.all_slots_mut();
+    files.runs(|run, filter| {
+        let place = filter.map(|filter| {
+            let blocks = filter.blocks();
+            let place =
+                slots.place_in(blocks).unwrap_or_else(|| slots.add_plane(Arc::new(Plane::new(blocks))));
+            place.plane.add(place.column, &filter);
+            place
+        });
+        slots.add_run(Arc::new(run), place.as_ref());
+    })
+}
+
+/// Learns what the tails hold.
+struct Learner {
+    state: State,
+    group: u64,
+    last_tail: u64,
+    found: Vec<Option<Found>>,
+}
+
+impl Replay for Learner {
+    fn begin(&mut self, generation: u64, tombstones: Tombstones) {
+        self.state.begin_tail(generation, tombstones);
+    }
+
+    fn block(&mut self, group: u64, block: &Block) -> Result<Option<i64>, Fail> {
+        self.group = group;
+        let closed = self.state.all_slots().closed();
+        let mut asked = None;
+        if !closed.is_empty() {
+            let keys: Vec<_> = block.entries.iter().map(|entry| entry.fingerprint).collect();
+            closed.find_all(&keys, &mut self.found)?;
+            asked = Some(&*self.found);
+        }
+        self.state.learn(block, group, asked, |_| {})
+    }
+
+    fn end(&mut self, group: u64) {
+        let watermark_ms = self.state.watermark_ms();
+        let slots = self.state.all_slots_mut();
+        if slots.open.keys() > 0 {
+            drop(slots.close(group, self.last_tail, watermark_ms));
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     floors::Checkpoint,
     manifest::Sealed,
     rows::{self, Reader, Writer},
+    state::{Tombstone, Tombstones},
 };
 
 const KIND: &str = "tail";
@@ -29,12 +30,20 @@ const GROUPS: TableDefinition<'_, (u64, u32), &[u8]> = TableDefinition::new("gro
 const CHECKPOINTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("checkpoints");
 const INTENTS: TableDefinition<'_, [u8; 16], ()> = TableDefinition::new("intents");
 const STATE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("state");
+/// Keys that were taken back before this tail began.
+const TOMBSTONES: TableDefinition<'_, [u8; 16], &[u8]> = TableDefinition::new("tombstones");
 
 /// All that a group commit makes durable at once.
 #[derive(Default, Clone)]
 pub(crate) struct Group {
     /// Its ticket.
     pub(crate) number: u64,
+    /// The slot of its facts.
+    pub(crate) generation: u64,
+    /// The keys that were taken back before this group: it is the first of its slot.
+    pub(crate) begins: Option<Tombstones>,
+    /// Number of its facts.
+    pub(crate) keys: u64,
     /// Facts, in the order in which they were settled.
     pub(crate) blocks: Vec<Bytes>,
     /// Of `blocks`.
@@ -126,6 +135,7 @@ impl Tail {
         generation: u64,
         group: u64,
         standing: &Standing,
+        tombstones: &Tombstones,
     ) -> Result<Self, Fail> {
         let name = file_name(generation);
         // One of a publication that was cut off.
@@ -143,6 +153,10 @@ impl Tail {
             for intent in &standing.intents {
                 intents.insert(intent.0, ())?;
             }
+            let mut taken_back = txn.open_table(TOMBSTONES)?;
+            for (fingerprint, tombstone) in tombstones {
+                taken_back.insert(fingerprint.0, &*tombstone_row(tombstone))?;
+            }
             txn.open_table(STATE)?
                 .insert("state", &*state_row(&end, standing.watermark_ms, standing.retire_ms))?;
             Ok(())
@@ -158,6 +172,22 @@ impl Tail {
         let container = Container::open(disk, &file_name(generation), false, CACHE_BYTES)?;
         let (end, standing) = read_standing(&container, hasher)?;
         Ok((Tail { generation, container, end, bytes: 0, newest_ms: None }, standing))
+    }
+
+    /// The keys that were taken back before it began.
+    pub(crate) fn tombstones(&self) -> Result<Tombstones, Fail> {
+        let container = &self.container;
+        let txn = container.db.begin_read().map_err(|error| container.fail(error))?;
+        let table = txn.open_table(TOMBSTONES).map_err(|error| container.fail(error))?;
+        let mut tombstones = Tombstones::new();
+        for row in table.iter().map_err(|error| container.fail(error))? {
+            let (fingerprint, row) = row.map_err(|error| container.fail(error))?;
+            let fingerprint = Fingerprint(fingerprint.value());
+            let tombstone = read_tombstone(row.value())
+                .map_err(|text| container.unusable(format_args!("tombstone of {fingerprint}: {text}")))?;
+            tombstones.insert(fingerprint, tombstone);
+        }
+        Ok(tombstones)
     }
 
     /// That it ends where the manifest says; after [`Tail::replay`].
@@ -253,7 +283,7 @@ impl Tail {
                 let block = block
                     .and_then(|bytes| Block::decode_any(hasher, bytes).map_err(|error| error.to_string()));
                 match block {
-                    Ok(block) => newest_ms = newest_ms.max(visitor.block(group, index, &block)),
+                    Ok(block) => newest_ms = newest_ms.max(visitor.block(group, index, &block)?),
                     Err(text) => {
                         visitor.fault(
                             container.unusable(format_args!("group {group}, block {index}: {text}")),
@@ -302,7 +332,7 @@ impl Tail {
 /// Sees what a tail holds.
 pub(crate) trait Visitor {
     /// A sound block: the `index`th of its group. Answers with the newest event time that it decides over, ms.
-    fn block(&mut self, group: u64, index: usize, block: &Block) -> Option<i64>;
+    fn block(&mut self, group: u64, index: usize, block: &Block) -> Result<Option<i64>, Fail>;
     /// Something unsound. An error ends the replay.
     fn fault(&mut self, fault: Fail) -> Result<(), Fail>;
 }
@@ -388,6 +418,30 @@ fn read_checkpoint(row: &[u8]) -> Result<Checkpoint, String> {
     };
     row.end()?;
     Ok(checkpoint)
+}
+
+fn tombstone_row(tombstone: &Tombstone) -> Vec<u8> {
+    let row = Writer::default()
+        .u8(u8::from(tombstone.settled_again))
+        .i64(tombstone.event_ms)
+        .u64(tombstone.erased)
+        .u32(tombstone.by.len() as u32);
+    tombstone.by.iter().fold(row, |row, (shard, sequence)| row.text(shard).i64(*sequence)).seal()
+}
+
+fn read_tombstone(row: &[u8]) -> Result<Tombstone, String> {
+    let mut row = Reader::open(row)?;
+    let mut tombstone = Tombstone {
+        settled_again: row.u8()? != 0,
+        event_ms: row.i64()?,
+        erased: row.u64()?,
+        by: Vec::new(),
+    };
+    for _ in 0..row.u32()? {
+        tombstone.by.push((row.text()?.into(), row.i64()?));
+    }
+    row.end()?;
+    Ok(tombstone)
 }
 
 fn state_row(end: &End, watermark_ms: Option<i64>, retire_ms: i64) -> Vec<u8> {

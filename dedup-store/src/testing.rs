@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::{
     Algorithm, Block, Checkpoint, Digest, Entry, Fingerprint, Hasher, Identity, Item, Settled, Store,
-    StoreOptions, Verdict,
+    StoreOptions, Verdict, store::Limits,
 };
 
 pub(crate) fn identity() -> Identity {
@@ -87,4 +87,16 @@ pub(crate) fn settle(
     let blocks = [block(shard, sequence, facts)];
     let ticket = store.settle(&[checkpoint(shard, sequence, event_ms)], &blocks, event_ms).unwrap();
     store.wait_durable(ticket).unwrap();
+}
+
+/// Whether the store holds this very fact.
+pub(crate) fn knows(store: &Store, fact: &Entry) -> bool {
+    store.peek(&fact.fingerprint).unwrap().is_some_and(|known| {
+        known.settled == fact.settled && known.same(fact.digest) && known.event_ms >= fact.event_ms
+    })
+}
+
+/// Slots are closed at so many bytes, and with room for few keys.
+pub(crate) fn limits(roll_bytes: u64) -> Limits {
+    Limits { roll_bytes: Some(roll_bytes), keys: None }
 }

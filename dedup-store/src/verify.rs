@@ -10,10 +10,11 @@ use crate::{
     block::Block,
     disk::{self, Disk, Fail, Folder},
     error::StoreError,
-    files::RESERVE_NAME,
+    files::{self, RESERVE_NAME},
     fingerprint::{Fingerprint, Hasher},
-    manifest::{self, Manifest},
-    tail::{self, Tail, Visitor},
+    manifest::{self, Manifest, Part},
+    run::{self, Run, RunMeta},
+    tail::{Tail, Visitor},
 };
 
 /// What to do about a fault.
@@ -21,6 +22,8 @@ use crate::{
 pub enum Remedy {
     /// Nothing: the next open sees to it, or it changes nothing.
     None,
+    /// The filter must go; the next open builds it again.
+    Filter,
     /// The folder cannot be used as it is.
     Rebuild,
 }
@@ -29,6 +32,7 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Remedy::None => "harmless: nothing to do",
+            Remedy::Filter => "delete this file: the next open builds it again",
             Remedy::Rebuild => {
                 "restore the folder from a backup of the whole of it, or delete it: a Transactional sink rebuilds it from its \
                  marks; for any other sink its facts are lost"
@@ -139,13 +143,13 @@ fn verify_on(disk: &dyn Disk) -> Result<Report, StoreError> {
     };
     report.files.push(FileReport { file: manifest::NAME.to_owned(), ..measured(disk, manifest::NAME)? });
     for name in &names {
-        let leftover = match tail::generation_of(name) {
-            Some(generation) => !manifest.tails.contains_key(&generation),
+        let leftover = match files::generation_of(name) {
+            Some(generation) => !manifest.names(generation, name),
             None => Manifest::is_named(name) && name != manifest::NAME,
         };
         if leftover {
             report.add(format!("{name} is not in the manifest: an open removes it"), Remedy::None);
-        } else if tail::generation_of(name).is_none()
+        } else if files::generation_of(name).is_none()
             && !Manifest::is_named(name)
             && !disk::is_lock(name)
             && name != RESERVE_NAME
@@ -156,15 +160,19 @@ fn verify_on(disk: &dyn Disk) -> Result<Report, StoreError> {
     let Some(hasher) = manifest.hasher() else { return Ok(report) };
     report.route = Some((Fingerprint(*hasher.route_id()).to_string(), hasher.key_id()));
     let mut sequences = HashMap::new();
-    for (generation, sealed) in &manifest.tails {
-        let name = tail::file_name(*generation);
+    for (generation, part) in &manifest.parts {
+        let name = part.file_name(*generation);
         if !names.contains(&name) {
             report.add(format!("{name} is missing, the manifest names it"), Remedy::Rebuild);
             continue;
         }
-        let mut reader =
-            Reader { file: measured(disk, &name)?, sequences: &mut sequences, faults: Vec::new() };
-        let read = read_tail(disk, &hasher, *generation, sealed.as_ref(), &mut reader);
+        let file = measured(disk, &name)?;
+        let mut reader = Reader { file, sequences: &mut sequences, faults: Vec::new() };
+        let read = match part {
+            Part::Open => read_tail(disk, &hasher, *generation, None, &mut reader),
+            Part::Tail(sealed) => read_tail(disk, &hasher, *generation, Some(sealed), &mut reader),
+            Part::Run(meta) => read_run(disk, &hasher, *generation, meta, &mut reader),
+        };
         let Reader { file, faults, .. } = reader;
         report.files.push(file);
         report.faults.extend(faults);
@@ -173,6 +181,39 @@ fn verify_on(disk: &dyn Disk) -> Result<Report, StoreError> {
         }
     }
     Ok(report)
+}
+
+/// Reads a run and its filter: every checksum, the order, the counts, and that the filter knows every key.
+fn read_run(
+    disk: &dyn Disk,
+    hasher: &Hasher,
+    generation: u64,
+    meta: &RunMeta,
+    reader: &mut Reader<'_>,
+) -> Result<(), Fail> {
+    let run = Run::open(disk, hasher, generation, meta)?;
+    let name = run::filter_name(generation);
+    let filter = match run::read_filter(disk, hasher, &run) {
+        Ok(filter) => Some(filter),
+        Err(Fail::Unusable(what)) => {
+            reader.faults.push(Fault { what, remedy: Remedy::None });
+            None
+        }
+        Err(other) => return Err(other),
+    };
+    let mut denied = 0u64;
+    run.read_all(|fingerprint, _| {
+        reader.file.facts += 1;
+        denied += u64::from(filter.as_ref().is_some_and(|filter| !filter.may_hold(fingerprint)));
+    })?;
+    reader.file.blocks = meta.blocks;
+    if denied > 0 {
+        reader.faults.push(Fault {
+            what: format!("{name} denies {denied} of the {} keys of its run", meta.keys),
+            remedy: Remedy::Filter,
+        });
+    }
+    Ok(())
 }
 
 fn read_tail(
@@ -220,7 +261,7 @@ struct Reader<'a> {
 }
 
 impl Visitor for Reader<'_> {
-    fn block(&mut self, group: u64, index: usize, block: &Block) -> Option<i64> {
+    fn block(&mut self, group: u64, index: usize, block: &Block) -> Result<Option<i64>, Fail> {
         self.file.blocks += 1;
         self.file.facts += block.entries.len() as u64;
         let last = self.sequences.entry(block.shard.to_string()).or_insert(block.sequence);
@@ -234,7 +275,7 @@ impl Visitor for Reader<'_> {
             });
         }
         *last = block.sequence.max(*last);
-        None
+        Ok(None)
     }
 
     fn fault(&mut self, fault: Fail) -> Result<(), Fail> {

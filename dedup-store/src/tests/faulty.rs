@@ -18,7 +18,7 @@ const SECTOR: usize = 512;
 
 /// What happens at the operation that is counted down to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// The power goes: it may have happened or not, and nothing happens after it.
     Cut,
     /// It fails, this once.
@@ -63,7 +63,7 @@ struct Inner {
 
 /// What is left of unsynced changes after a crash.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Survival {
+pub(crate) enum Survival {
     Nothing,
     Everything,
     /// Each change for itself, writes also in part, by this seed.
@@ -71,7 +71,7 @@ pub(super) enum Survival {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct FaultyDisk(Arc<Mutex<Inner>>);
+pub(crate) struct FaultyDisk(Arc<Mutex<Inner>>);
 
 impl fmt::Debug for FaultyDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,30 +81,30 @@ impl fmt::Debug for FaultyDisk {
 
 impl FaultyDisk {
     /// Changes so far: writes, lengths, syncs, names.
-    pub(super) fn operations(&self) -> u64 {
+    pub(crate) fn operations(&self) -> u64 {
         self.0.lock().operations
     }
 
     /// The `operation`th change from the start meets `trouble`.
-    pub(super) fn trouble_at(&self, operation: u64, trouble: Trouble) {
+    pub(crate) fn trouble_at(&self, operation: u64, trouble: Trouble) {
         self.0.lock().trouble.push((operation, trouble));
     }
 
     /// Writes that were refused for lack of room.
-    pub(super) fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         self.0.lock().refused
     }
 
-    pub(super) fn set_room(&self, room: Option<u64>) {
+    pub(crate) fn set_room(&self, room: Option<u64>) {
         self.0.lock().room = room;
     }
 
-    pub(super) fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.0.lock().used()
     }
 
     /// What a crash now leaves, as a new disk.
-    pub(super) fn after_crash(&self, survival: Survival) -> FaultyDisk {
+    pub(crate) fn after_crash(&self, survival: Survival) -> FaultyDisk {
         let inner = self.0.lock();
         let mut random = SmallRng::seed_from_u64(if let Survival::Some(seed) = survival { seed } else { 0 });
         let mut survives = || match survival {

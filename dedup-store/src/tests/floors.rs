@@ -57,7 +57,7 @@ struct World {
 }
 
 fn open(disk: &FaultyDisk) -> Store {
-    let store = Store::open_on(Arc::new(disk.clone()), options(), 2_000).unwrap();
+    let store = Store::open_on(Arc::new(disk.clone()), options(), limits(2_000)).unwrap();
     store.bind(&identity()).unwrap();
     store
 }

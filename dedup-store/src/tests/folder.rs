@@ -114,7 +114,7 @@ fn p6_discard_is_durable() {
     assert_eq!(store.stats(0).floor_ms, store.floors(0).retire_ms);
     assert_eq!(store.floors(0).watermark_ms, Some(1_000));
     assert!(store.effect_pending(&key(7)).unwrap());
-    assert_eq!(store.stats(0).tails.len(), 1);
+    assert_eq!(store.stats(0).files.len(), 1);
 }
 
 #[test]
@@ -186,11 +186,11 @@ fn tails_roll_and_expiry_unlinks_them() {
     }
     assert!(full);
     let before = store.stats(0);
-    assert!(before.tails.len() > 10, "{before}");
+    assert!(before.files.len() > 10, "{before}");
     store.expire(39_000).unwrap();
     let after = store.stats(0);
     // G = 27,000: of 40 s of facts 13 s are left, and a tail that reaches below.
-    assert!(after.tails.len() <= before.tails.len() / 2, "{after}");
+    assert!(after.files.len() <= before.files.len() / 2, "{after}");
     assert!(after.disk_bytes < before.disk_bytes / 2);
     assert_eq!(claim(&store, 1, item(1 << 30, 39_000)), Verdict::New { late: false });
     let mut names: Vec<_> = fs::read_dir(folder.path())
@@ -198,7 +198,7 @@ fn tails_roll_and_expiry_unlinks_them() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.retain(|name| name.starts_with("tail-"));
-    assert_eq!(names.len(), after.tails.len());
+    assert_eq!(names.len(), after.files.len());
     drop(store);
     let store = Store::open(folder.path(), small).unwrap();
     assert_eq!(store.stats(0).floor_ms, 27_000);
@@ -209,7 +209,7 @@ fn tails_roll_and_expiry_unlinks_them() {
     store.settle(&[checkpoint("a", 41, 100_000)], &[], 100_000).unwrap();
     store.wait_durable(store.latest()).unwrap();
     store.expire(100_000).unwrap();
-    assert_eq!((store.stats(0).keys, store.stats(0).tails.len()), (0, 1));
+    assert_eq!((store.stats(0).keys, store.stats(0).files.len()), (0, 1));
 }
 
 #[test]

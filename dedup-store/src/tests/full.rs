@@ -11,7 +11,7 @@ use crate::{testing::*, *};
 const ROLL_BYTES: u64 = 20_000;
 
 fn open(disk: &FaultyDisk) -> Store {
-    let store = Store::open_on(Arc::new(disk.clone()), options(), ROLL_BYTES).unwrap();
+    let store = Store::open_on(Arc::new(disk.clone()), options(), limits(ROLL_BYTES)).unwrap();
     store.bind(&identity()).unwrap();
     store
 }
@@ -154,7 +154,7 @@ fn p16_the_disk_may_fill_up_anywhere() {
 fn p16_a_tail_stays_for_a_group_that_got_in_when_the_disk_was_full() {
     for later in 1..16 {
         let disk = FaultyDisk::default();
-        let store = Store::open_on(Arc::new(disk.clone()), options(), 1).unwrap();
+        let store = Store::open_on(Arc::new(disk.clone()), options(), limits(1)).unwrap();
         store.bind(&identity()).unwrap();
         disk.trouble_at(disk.operations() + later, Trouble::NoRoom);
         let facts = [(1, 1, 30_000), (2, 2, 5_000), (3, 3, 30_000)];
@@ -192,7 +192,7 @@ fn p16_a_store_opens_on_a_full_disk() {
     // Without a byte of room, and the reserve used up, it is the disk that is to blame.
     drop(store);
     crashed.set_room(Some(0));
-    match Store::open_on(Arc::new(crashed.clone()), options(), ROLL_BYTES) {
+    match Store::open_on(Arc::new(crashed.clone()), options(), limits(ROLL_BYTES)) {
         Ok(store) => assert_eq!(store.stats(0).keys, 3_000),
         Err(StoreError::Io(text)) => assert!(text.contains("storage space"), "{text}"),
         Err(other) => panic!("{other}"),

@@ -2,7 +2,7 @@
 
 mod crash;
 mod damage;
-mod faulty;
+pub(crate) mod faulty;
 mod floors;
 mod folder;
 mod full;

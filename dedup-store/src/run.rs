@@ -1,0 +1,634 @@
+//! A sealed slot on disk: [`Run`], its facts sorted and immutable, and the file of its filter. The bytes are described in `FORMAT.md`.
+//!
+//! A run is a plain file of checksummed blocks of one page rather than a database: it is written once from front to back, and a
+//! fact is found by one read, at the place that a small index in memory names.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redb::StorageBackend;
+use tracing::warn;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::{
+    disk::{Disk, Fail},
+    fact::{Known, Settled},
+    filter::Filter,
+    fingerprint::{Fingerprint, Hasher},
+    rows::{self, Reader, Writer},
+    table::{Fact, Found, Table},
+};
+
+const KIND: &str = "run";
+const FILTER_KIND: &str = "filter";
+const PAGE_BYTES: usize = 4096;
+const BLOCK_HEADER_BYTES: usize = 16;
+/// The first byte of a fingerprint is the block's.
+const SUFFIX_BYTES: usize = 15;
+const PACKED_BYTES: usize = 5;
+const ENTRY_BYTES: usize = SUFFIX_BYTES + PACKED_BYTES;
+const BLOCK_ENTRIES: usize = (PAGE_BYTES - BLOCK_HEADER_BYTES) / ENTRY_BYTES;
+/// Bits of the digest that are kept; the outcome lies above.
+const DIGEST_BITS: u32 = 37;
+/// Written at once.
+const WRITE_BYTES: usize = 1 << 20;
+/// Facts that are sorted at once: bounds the memory that sealing takes.
+const SORT_KEYS: usize = 1 << 20;
+
+/// What the manifest says of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RunMeta {
+    /// Last group of its facts.
+    pub(crate) through: u64,
+    pub(crate) keys: u64,
+    pub(crate) blocks: u64,
+    /// Chained checksum of all its blocks.
+    pub(crate) chain: u64,
+    /// Event times, ms.
+    pub(crate) oldest_ms: i64,
+    pub(crate) newest_ms: i64,
+    /// Blocks of its filter.
+    pub(crate) filter_blocks: u64,
+}
+
+impl RunMeta {
+    pub(crate) fn write(&self, row: Writer) -> Writer {
+        row.u64(self.through)
+            .u64(self.keys)
+            .u64(self.blocks)
+            .u64(self.chain)
+            .i64(self.oldest_ms)
+            .i64(self.newest_ms)
+            .u64(self.filter_blocks)
+    }
+
+    pub(crate) fn read(row: &mut Reader<'_>) -> Result<Self, String> {
+        Ok(RunMeta {
+            through: row.u64()?,
+            keys: row.u64()?,
+            blocks: row.u64()?,
+            chain: row.u64()?,
+            oldest_ms: row.i64()?,
+            newest_ms: row.i64()?,
+            filter_blocks: row.u64()?,
+        })
+    }
+}
+
+/// Name of a run's file.
+pub(crate) fn file_name(generation: u64) -> String {
+    format!("run-{generation}.facts")
+}
+
+/// Name of the file of a run's filter.
+pub(crate) fn filter_name(generation: u64) -> String {
+    format!("run-{generation}.filter")
+}
+
+/// A run on its way: renamed once it is whole.
+fn part_name(generation: u64) -> String {
+    format!("run-{generation}.part")
+}
+
+/// The generation in the name of a run's file, its filter's, or an unfinished one's.
+pub(crate) fn generation_of(name: &str) -> Option<u64> {
+    let (generation, kind) = name.strip_prefix("run-")?.split_once('.')?;
+    matches!(kind, "facts" | "filter" | "part").then(|| generation.parse().ok())?
+}
+
+/// An open run.
+pub(crate) struct Run {
+    pub(crate) generation: u64,
+    pub(crate) meta: RunMeta,
+    file: Box<dyn StorageBackend>,
+    path: String,
+    /// First fingerprint of each block, its first 8 bytes.
+    index: Vec<u64>,
+    /// Looked up because a filter said "maybe", and not there.
+    false_positives: AtomicU64,
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Run").field("generation", &self.generation).field("meta", &self.meta).finish_non_exhaustive()
+    }
+}
+
+impl Run {
+    /// Opens a run that the manifest names. Its blocks are checked when they are read.
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        hasher: &Hasher,
+        generation: u64,
+        meta: &RunMeta,
+    ) -> Result<Self, Fail> {
+        let name = file_name(generation);
+        let path = disk.folder().join(&name).display().to_string();
+        let file = open(disk, &name, &path)?;
+        let unusable = |text: String| Fail::Unusable(format!("{path}: {text}"));
+        let header = read_header(&*file, hasher, KIND, &path)?;
+        let content = Reader::open(&header).and_then(|mut row| {
+            let found = (row.u64()?, RunMeta::read(&mut row)?);
+            row.end()?;
+            Ok(found)
+        });
+        let found = content.map_err(unusable)?;
+        if found != (generation, *meta) {
+            return Err(unusable(format!(
+                "it is {found:?}, the manifest says {:?}: it was exchanged",
+                (generation, meta)
+            )));
+        }
+        let mut rows = vec![0; meta.blocks as usize * 8 + 8];
+        let at = (meta.blocks + 1) * PAGE_BYTES as u64;
+        file.read(at, &mut rows).map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
+        let (rows, checksum) = rows.split_at(rows.len() - 8);
+        if xxh3_64(rows).to_le_bytes() != checksum {
+            return Err(unusable("the checksum of its index does not fit: it is damaged".to_owned()));
+        }
+        let (rows, _) = rows.as_chunks::<8>();
+        let index = rows.iter().map(|row| u64::from_le_bytes(*row)).collect();
+        Ok(Run { generation, meta: *meta, file, path, index, false_positives: AtomicU64::new(0) })
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of_val(&*self.index) as u64
+    }
+
+    pub(crate) fn false_positives(&self) -> u64 {
+        self.false_positives.load(Ordering::Relaxed)
+    }
+
+    /// Looks a key up: one read of one block.
+    pub(crate) fn find(&self, fingerprint: &Fingerprint) -> Result<Option<Found>, Fail> {
+        let prefix = fingerprint.prefix();
+        let first = self.index.partition_point(|first| *first < prefix).saturating_sub(1);
+        for (number, start) in self.index.iter().enumerate().skip(first) {
+            if *start > prefix {
+                break;
+            }
+            let mut page = [0; PAGE_BYTES];
+            let block = self.read_block(number as u64, &mut page)?;
+            if let Some(packed) = block.find(fingerprint) {
+                let known = self.known(packed).ok_or_else(|| self.damaged(number as u64, "its outcome is none"))?;
+                return Ok(Some(Found { known, through: self.meta.through }));
+            }
+        }
+        self.false_positives.fetch_add(1, Ordering::Relaxed);
+        Ok(None)
+    }
+
+    /// Shows all facts in order, and checks the run whole: checksums, order, counts, chain.
+    pub(crate) fn read_all(&self, mut fact: impl FnMut(&Fingerprint, Known)) -> Result<(), Fail> {
+        let (mut keys, mut chain, mut last) = (0, 0, None);
+        for number in 0..self.meta.blocks {
+            let mut page = [0; PAGE_BYTES];
+            let block = self.read_block(number, &mut page)?;
+            chain = chained(chain, block.checksum);
+            for (fingerprint, packed) in block.facts() {
+                if last.is_some_and(|last| last >= fingerprint) {
+                    return Err(self.damaged(number, "its keys are not in order"));
+                }
+                let known = self.known(packed).ok_or_else(|| self.damaged(number, "its outcome is none"))?;
+                fact(&fingerprint, known);
+                last = Some(fingerprint);
+                keys += 1;
+            }
+        }
+        if (keys, chain) == (self.meta.keys, self.meta.chain) {
+            return Ok(());
+        }
+        Err(Fail::Unusable(format!(
+            "{}: it holds {keys} keys (chain {chain:016x}), the manifest says {} (chain {:016x})",
+            self.path, self.meta.keys, self.meta.chain
+        )))
+    }
+
+    fn known(&self, packed: u64) -> Option<Known> {
+        let settled = Settled::from_number((packed >> DIGEST_BITS) as u8)?;
+        let digest = packed & ((1 << DIGEST_BITS) - 1);
+        // The slot expires as one: its newest event time is how long the fact lives.
+        Some(Known::new(settled, self.meta.newest_ms, digest, DIGEST_BITS))
+    }
+
+    fn read_block<'a>(&self, number: u64, page: &'a mut [u8; PAGE_BYTES]) -> Result<Block<'a>, Fail> {
+        let at = (number + 1) * PAGE_BYTES as u64;
+        self.file
+            .read(at, page)
+            .map_err(|error| Fail::of_io(&format!("cannot read block {number} of {}", self.path), &error))?;
+        Block::read(number, page).map_err(|text| self.damaged(number, text))
+    }
+
+    fn damaged(&self, number: u64, text: impl std::fmt::Display) -> Fail {
+        Fail::Unusable(format!("{}: block {number}: {text}: it is damaged", self.path))
+    }
+}
+
+/// One page of sorted facts.
+struct Block<'a> {
+    checksum: u64,
+    first: u8,
+    entries: &'a [[u8; ENTRY_BYTES]],
+}
+
+impl<'a> Block<'a> {
+    fn read(number: u64, page: &'a [u8; PAGE_BYTES]) -> Result<Self, String> {
+        let (header, rows) = page.split_at(BLOCK_HEADER_BYTES);
+        let mut field = Reader::over(header);
+        let expected = field.u64()?;
+        let checksum = xxh3_64_with_seed(&page[8..], number);
+        if checksum != expected {
+            return Err(format!("its checksum is {checksum:016x}, written was {expected:016x}"));
+        }
+        let count = usize::from(u16::from_le_bytes(field.array()?));
+        let first = field.u8()?;
+        let (entries, _) = rows.as_chunks::<ENTRY_BYTES>();
+        let entries = entries
+            .get(..count)
+            .ok_or_else(|| format!("it counts {count} keys, at most {BLOCK_ENTRIES} fit"))?;
+        Ok(Block { checksum, first, entries })
+    }
+
+    fn find(&self, fingerprint: &Fingerprint) -> Option<u64> {
+        if fingerprint.0[0] != self.first {
+            return None;
+        }
+        let at = self.entries.binary_search_by(|entry| entry[..SUFFIX_BYTES].cmp(&fingerprint.0[1..])).ok()?;
+        Some(packed(&self.entries[at]))
+    }
+
+    fn facts(&self) -> impl Iterator<Item = (Fingerprint, u64)> {
+        self.entries.iter().map(|entry| {
+            let mut fingerprint = [self.first; 16];
+            fingerprint[1..].copy_from_slice(&entry[..SUFFIX_BYTES]);
+            (Fingerprint(fingerprint), packed(entry))
+        })
+    }
+}
+
+fn packed(entry: &[u8; ENTRY_BYTES]) -> u64 {
+    let mut packed = [0; 8];
+    packed[..PACKED_BYTES].copy_from_slice(&entry[SUFFIX_BYTES..]);
+    u64::from_le_bytes(packed)
+}
+
+fn chained(chain: u64, checksum: u64) -> u64 {
+    xxh3_64_with_seed(&checksum.to_le_bytes(), chain)
+}
+
+fn open(disk: &dyn Disk, name: &str, path: &str) -> Result<Box<dyn StorageBackend>, Fail> {
+    disk.open(name, false).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            Fail::Unusable(format!("{path} is missing: it was removed or renamed"))
+        }
+        _ => Fail::of_io(&format!("cannot open {path}"), &error),
+    })
+}
+
+/// The first page of a file of this kind: who wrote it, then a row of its own, which is answered.
+fn read_header(
+    file: &dyn StorageBackend,
+    hasher: &Hasher,
+    kind: &str,
+    path: &str,
+) -> Result<Vec<u8>, Fail> {
+    let mut page = [0; PAGE_BYTES];
+    file.read(0, &mut page).map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
+    let mut page = Reader::over(&page);
+    let mut rows = || -> Result<Vec<u8>, String> {
+        let mut row = || page.u32().and_then(|len| page.bytes(len as usize));
+        rows::check_about(row()?, kind, Some(hasher))?;
+        Ok(row()?.to_vec())
+    };
+    rows().map_err(|text| Fail::Unusable(format!("{path}: {text}")))
+}
+
+fn header(hasher: &Hasher, kind: &str, content: &[u8]) -> Vec<u8> {
+    let about = rows::about(kind, Some(hasher));
+    let page = Writer::default().u32(about.len() as u32).bytes(&about);
+    let mut page = page.u32(content.len() as u32).bytes(content).unsealed();
+    page.resize(PAGE_BYTES, 0);
+    page
+}
+
+/// Writes the facts of a closed table as a run with this many blocks of filter, syncs it and names it; answers with what the
+/// manifest is to say, and the filter. `go_on` is asked now and then; if it says no, nothing is answered, and what is left of
+/// the file is removed at the next open.
+pub(crate) fn write(
+    disk: &dyn Disk,
+    hasher: &Hasher,
+    table: &Table,
+    filter_blocks: u64,
+    go_on: &dyn Fn() -> bool,
+) -> Result<Option<(RunMeta, Filter)>, Fail> {
+    let (part, name) = (part_name(table.generation), file_name(table.generation));
+    let failed = |error| Fail::of_io(&format!("cannot write {name}"), &error);
+    disk.remove(&part).map_err(failed)?;
+    let file = disk.open(&part, true).map_err(failed)?;
+    let mut pages = Pages { file: &*file, at: PAGE_BYTES as u64, buffer: Vec::with_capacity(WRITE_BYTES) };
+    let mut filter = Filter::new(filter_blocks);
+    let (mut chain, mut index) = (0, Vec::new());
+    let mut block = BlockWriter::default();
+    // By ranges of the first bits, so that only a part of the facts is copied at a time.
+    let range_bits = (table.keys() / SORT_KEYS).next_power_of_two().ilog2();
+    let mut facts: Vec<Fact> = Vec::with_capacity((table.keys() >> range_bits) + table.keys() / 64);
+    for range in 0..1u64 << range_bits {
+        if !go_on() {
+            return Ok(None);
+        }
+        facts.clear();
+        let of_range = |fact: &&Fact| fact.fingerprint.prefix().checked_shr(64 - range_bits).unwrap_or(0) == range;
+        facts.extend(table.facts().filter(of_range));
+        facts.sort_unstable_by_key(|fact| u128::from_be_bytes(fact.fingerprint.0));
+        for fact in &facts {
+            filter.insert(&fact.fingerprint);
+            if !block.takes(&fact.fingerprint) {
+                let (first, checksum) = block.finish(&mut pages, index.len() as u64).map_err(failed)?;
+                index.push(first);
+                chain = chained(chain, checksum);
+            }
+            block.push(fact);
+        }
+    }
+    if block.count > 0 {
+        let (first, checksum) = block.finish(&mut pages, index.len() as u64).map_err(failed)?;
+        index.push(first);
+        chain = chained(chain, checksum);
+    }
+    let rows: Vec<u8> = index.iter().flat_map(|first: &u64| first.to_le_bytes()).collect();
+    pages.put(&rows).and_then(|()| pages.put(&xxh3_64(&rows).to_le_bytes())).map_err(failed)?;
+    pages.flush().map_err(failed)?;
+    let meta = RunMeta {
+        through: table.through,
+        keys: table.keys() as u64,
+        blocks: index.len() as u64,
+        chain,
+        oldest_ms: table.oldest_ms,
+        newest_ms: table.newest_ms,
+        filter_blocks,
+    };
+    let content = meta.write(Writer::default().u64(table.generation)).seal();
+    file.write(0, &header(hasher, KIND, &content)).map_err(failed)?;
+    file.sync_data().and_then(|()| file.close()).map_err(failed)?;
+    drop(file);
+    disk.rename(&part, &name).and_then(|()| disk.sync_folder()).map_err(failed)?;
+    Ok(Some((meta, filter)))
+}
+
+struct Pages<'a> {
+    file: &'a dyn StorageBackend,
+    at: u64,
+    buffer: Vec<u8>,
+}
+
+impl Pages<'_> {
+    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() >= WRITE_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.write(self.at, &self.buffer)?;
+        self.at += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// The block that is being filled.
+struct BlockWriter {
+    page: [u8; PAGE_BYTES],
+    count: usize,
+    prefix: u64,
+}
+
+impl Default for BlockWriter {
+    fn default() -> Self {
+        BlockWriter { page: [0; PAGE_BYTES], count: 0, prefix: 0 }
+    }
+}
+
+impl BlockWriter {
+    /// Whether the key fits into this block; every key does into an empty one.
+    fn takes(&self, fingerprint: &Fingerprint) -> bool {
+        self.count == 0
+            || (self.count < BLOCK_ENTRIES && (self.prefix >> 56) as u8 == fingerprint.0[0])
+    }
+
+    fn push(&mut self, fact: &Fact) {
+        if self.count == 0 {
+            self.prefix = fact.fingerprint.prefix();
+        }
+        let at = BLOCK_HEADER_BYTES + self.count * ENTRY_BYTES;
+        let digest = fact.digest() & ((1 << DIGEST_BITS) - 1);
+        let packed = digest | (fact.settled() as u64) << DIGEST_BITS;
+        let (suffix, rest) = self.page[at..at + ENTRY_BYTES].split_at_mut(SUFFIX_BYTES);
+        suffix.copy_from_slice(&fact.fingerprint.0[1..]);
+        rest.copy_from_slice(&packed.to_le_bytes()[..PACKED_BYTES]);
+        self.count += 1;
+    }
+
+    /// Writes the block out and empties it; answers with its first prefix and its checksum.
+    fn finish(&mut self, pages: &mut Pages<'_>, number: u64) -> std::io::Result<(u64, u64)> {
+        let first = self.prefix;
+        self.page[8..10].copy_from_slice(&(self.count as u16).to_le_bytes());
+        self.page[10] = (first >> 56) as u8;
+        let checksum = xxh3_64_with_seed(&self.page[8..], number);
+        self.page[..8].copy_from_slice(&checksum.to_le_bytes());
+        pages.put(&self.page)?;
+        *self = Self::default();
+        Ok((first, checksum))
+    }
+}
+
+/// Writes a filter's file. It is disposable: whatever is wrong with it, [`load_filter`] finds out.
+pub(crate) fn write_filter(
+    disk: &dyn Disk,
+    hasher: &Hasher,
+    generation: u64,
+    filter: &Filter,
+) -> Result<(), Fail> {
+    let name = filter_name(generation);
+    let failed = |error| Fail::of_io(&format!("cannot write {name}"), &error);
+    disk.remove(&name).map_err(failed)?;
+    let file = disk.open(&name, true).map_err(failed)?;
+    let bytes = filter.to_bytes();
+    let content = Writer::default().u64(generation).u64(filter.blocks()).u64(xxh3_64(&bytes)).seal();
+    file.write(0, &header(hasher, FILTER_KIND, &content)).map_err(failed)?;
+    for (number, part) in bytes.chunks(WRITE_BYTES).enumerate() {
+        file.write((PAGE_BYTES + number * WRITE_BYTES) as u64, part).map_err(failed)?;
+    }
+    file.sync_data().and_then(|()| file.close()).map_err(failed)?;
+    disk.sync_folder().map_err(failed)
+}
+
+/// Reads a run's filter; none if it is missing or not sound, which is logged. An IO error is one.
+pub(crate) fn load_filter(disk: &dyn Disk, hasher: &Hasher, run: &Run) -> Result<Option<Filter>, Fail> {
+    match read_filter(disk, hasher, run) {
+        Ok(filter) => Ok(Some(filter)),
+        Err(Fail::Unusable(text)) => {
+            warn!(text, "a filter is not usable: its run is read instead until the filter is built again");
+            Ok(None)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// Reads a run's filter and says what is wrong with it.
+pub(crate) fn read_filter(disk: &dyn Disk, hasher: &Hasher, run: &Run) -> Result<Filter, Fail> {
+    let name = filter_name(run.generation);
+    let path = disk.folder().join(&name).display().to_string();
+    let file = open(disk, &name, &path)?;
+    let unusable = |text: String| Fail::Unusable(format!("{path}: {text}"));
+    let header = read_header(&*file, hasher, FILTER_KIND, &path)?;
+    let content = Reader::open(&header).and_then(|mut row| {
+        let found = (row.u64()?, row.u64()?, row.u64()?);
+        row.end()?;
+        Ok(found)
+    });
+    let (generation, blocks, checksum) = content.map_err(unusable)?;
+    if (generation, blocks) != (run.generation, run.meta.filter_blocks) {
+        return Err(unusable(format!(
+            "it is for run {generation} with {blocks} blocks, wanted is run {} with {}",
+            run.generation, run.meta.filter_blocks
+        )));
+    }
+    let mut bytes = vec![0; blocks as usize * 64];
+    file.read(PAGE_BYTES as u64, &mut bytes)
+        .map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
+    if xxh3_64(&bytes) != checksum {
+        return Err(unusable("its checksum does not fit: it is damaged".to_owned()));
+    }
+    Filter::from_bytes(&bytes).ok_or_else(|| unusable("it has no blocks".to_owned()))
+}
+
+/// Builds a run's filter again from its facts.
+pub(crate) fn rebuild_filter(run: &Run) -> Result<Filter, Fail> {
+    let mut filter = Filter::new(run.meta.filter_blocks);
+    run.read_all(|fingerprint, _| filter.insert(fingerprint))?;
+    Ok(filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        filter::blocks_for,
+        testing::{fact, hasher, key},
+        tests::faulty::FaultyDisk,
+    };
+
+    fn table(keys: u64) -> Table {
+        let mut table = Table::new(3, 0);
+        for number in 0..keys {
+            table.insert_absent(&fact(number, number as i64, Settled::from_number(1 + (number % 5) as u8).unwrap()));
+        }
+        table.through = 9;
+        table
+    }
+
+    fn run_of(disk: &FaultyDisk, table: &Table) -> (Run, Filter) {
+        let blocks = blocks_for(table.keys() as u64);
+        let (meta, filter) = write(disk, &hasher(), table, blocks, &|| true).unwrap().unwrap();
+        (Run::open(disk, &hasher(), 3, &meta).unwrap(), filter)
+    }
+
+    #[test]
+    fn every_fact_is_found_again_and_no_other() {
+        for keys in [1, 2, 203, 204, 205, 5_000, 60_000] {
+            let disk = FaultyDisk::default();
+            let (run, filter) = run_of(&disk, &table(keys));
+            assert_eq!((run.meta.keys, run.meta.oldest_ms, run.meta.newest_ms), (keys, 0, keys as i64 - 1));
+            for number in 0..keys {
+                let found = run.find(&key(number)).unwrap().unwrap();
+                assert_eq!(found.known.settled, Settled::from_number(1 + (number % 5) as u8).unwrap());
+                assert!(found.known.same(fact(number, 0, Settled::Written).digest));
+                assert!(!found.known.same(fact(number + 1, 0, Settled::Written).digest));
+                assert_eq!((found.known.event_ms, found.through), (keys as i64 - 1, 9));
+                assert!(filter.may_hold(&key(number)));
+            }
+            assert_eq!(run.false_positives(), 0);
+            assert!((keys..keys + 1_000).all(|number| run.find(&key(number)).unwrap().is_none()));
+            assert_eq!(run.false_positives(), 1_000);
+            let mut seen = 0;
+            run.read_all(|_, _| seen += 1).unwrap();
+            assert_eq!(seen, keys);
+            assert!(rebuild_filter(&run).unwrap() == filter);
+        }
+    }
+
+    /// Keys with equal first bytes may fill more than a block, whatever the hash does.
+    #[test]
+    fn keys_that_share_their_prefix_are_found_in_every_block() {
+        let mut table = Table::new(3, 0);
+        let of = |number: u64| {
+            let mut entry = fact(number, 0, Settled::Written);
+            entry.fingerprint.0[..8].fill(7);
+            entry
+        };
+        (0..1_000).for_each(|number| table.insert_absent(&of(number)));
+        table.insert_absent(&fact(5_000, 0, Settled::Written));
+        let disk = FaultyDisk::default();
+        let (run, _) = run_of(&disk, &table);
+        assert!((0..1_000).all(|number| run.find(&of(number).fingerprint).unwrap().is_some()));
+        assert!((1_000..2_000).all(|number| run.find(&of(number).fingerprint).unwrap().is_none()));
+        assert!(run.find(&key(5_000)).unwrap().is_some());
+    }
+
+    #[test]
+    fn any_flipped_byte_is_found_out() {
+        let disk = FaultyDisk::default();
+        let (run, filter) = run_of(&disk, &table(700));
+        write_filter(&disk, &hasher(), 3, &filter).unwrap();
+        assert!(load_filter(&disk, &hasher(), &run).unwrap().unwrap() == filter);
+        let rows_end = 8 + rows::about(FILTER_KIND, Some(&hasher())).len() as u64 + 32;
+        for (name, step) in [(file_name(3), 7), (filter_name(3), 11)] {
+            let rows_end = if name == file_name(3) { rows_end - 3 + 40 } else { rows_end };
+            let file = disk.open(&name, false).unwrap();
+            let length = file.len().unwrap();
+            for at in (0..length).step_by(step) {
+                let mut byte = [0];
+                file.read(at, &mut byte).unwrap();
+                file.write(at, &[byte[0] ^ 0x10]).unwrap();
+                if name == filter_name(3) {
+                    // Beyond the rows the header page is padding.
+                    let loaded = load_filter(&disk, &hasher(), &run).unwrap();
+                    assert!(loaded.is_none() || loaded == Some(filter.clone()), "byte {at}");
+                    assert!(loaded.is_none() || (rows_end..4_096).contains(&at), "byte {at}");
+                } else {
+                    let sound = Run::open(&disk, &hasher(), 3, &run.meta)
+                        .and_then(|run| run.read_all(|_, _| {}))
+                        .is_ok();
+                    assert!(!sound || (rows_end..4_096).contains(&at), "byte {at}");
+                }
+                file.write(at, &byte).unwrap();
+            }
+            file.set_len(length - 1).unwrap();
+            if name == filter_name(3) {
+                assert!(load_filter(&disk, &hasher(), &run).unwrap().is_none());
+            } else {
+                let cut = Run::open(&disk, &hasher(), 3, &run.meta).unwrap_err();
+                assert!(cut.to_string().contains("cut"), "{cut}");
+            }
+        }
+        disk.remove(&filter_name(3)).unwrap();
+        assert!(load_filter(&disk, &hasher(), &run).unwrap().is_none());
+    }
+
+    #[test]
+    fn sealing_that_is_called_off_leaves_no_run() {
+        let disk = FaultyDisk::default();
+        assert!(write(&disk, &hasher(), &table(10), 1, &|| false).unwrap().is_none());
+        assert_eq!(disk.list().unwrap(), [part_name(3)]);
+    }
+
+    #[test]
+    fn names_tell_their_generation() {
+        for name in [file_name(12), filter_name(12), part_name(12)] {
+            assert_eq!(generation_of(&name), Some(12), "{name}");
+        }
+        for name in ["run-.facts", "run-1.txt", "run-1", "tail-1.redb", "run-x.part"] {
+            assert_eq!(generation_of(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Seals closed slots, off the hot path: one thread writes each as a run with its filter, publishes it, and drops its table and tail.
+//!
+//! Order of publication (P16): run synced, renamed, folder synced; manifest committed; only then the table gives way to the filter, and the tail is unlinked.
+//! A crash before the manifest leaves a file that the next open removes; one after it leaves a tail that it removes.
+
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use crate::{
+    committer::{RETRY, Shared, StopOnPanic},
+    disk::{Disk, Fail},
+    filter::Plane,
+    files,
+    fingerprint::Hasher,
+    run::{self, Run},
+    slots::{Place, Work},
+    table::Table,
+};
+
+/// The sealer's loop; ends when the store closes or stops.
+pub(crate) fn run(shared: &Shared, disk: &dyn Disk) {
+    let _stop = StopOnPanic(shared, "sealer");
+    while let Some((work, hasher)) = await_work(shared) {
+        let done = match work {
+            Work::Seal(table) => seal(shared, disk, &hasher, &table),
+            Work::Filter(run) => build_filter(shared, disk, &hasher, run),
+            Work::Clear(place) => {
+                place.plane.clear(place.column);
+                drop(free(shared, &place));
+                Ok(())
+            }
+        };
+        let mut held = shared.held.lock();
+        held.sealing = false;
+        match done {
+            Ok(()) => held.seal_full = false,
+            Err(Fail::Full(text)) => {
+                if !held.seal_full {
+                    warn!(text, "the disk is full: a slot stays in memory until there is room to seal it");
+                }
+                held.seal_full = true;
+            }
+            Err(fail) => drop(held.failed(fail)),
+        }
+        drop(held);
+        shared.done.notify_all();
+    }
+}
+
+/// Waits until there is something to do; none at the end.
+fn await_work(shared: &Shared) -> Option<(Work, Hasher)> {
+    let mut held = shared.held.lock();
+    if held.seal_full && !held.closing {
+        shared.seal.wait_for(&mut held, RETRY);
+    }
+    loop {
+        if held.closing || held.stopped.is_some() {
+            return None;
+        }
+        let work = held.state.all_slots().work(held.durable, held.open_tail);
+        if let (Some(work), Some((_, hasher))) = (work, &held.bound) {
+            let hasher = hasher.clone();
+            held.sealing = true;
+            return Some((work, hasher));
+        }
+        shared.seal.wait(&mut held);
+    }
+}
+
+fn seal(shared: &Shared, disk: &dyn Disk, hasher: &Hasher, table: &Arc<Table>) -> Result<(), Fail> {
+    let go_on = || {
+        let held = shared.held.lock();
+        !held.closing && held.stopped.is_none()
+    };
+    let (blocks, place) = shared.held.lock().state.all_slots_mut().place(table.keys() as u64);
+    let written = run::write(disk, hasher, table, blocks, &go_on);
+    let (meta, filter) = match written {
+        Ok(Some(written)) => written,
+        Ok(None) => return Ok(()),
+        Err(fail) => {
+            place.iter().for_each(|place| drop(free(shared, place)));
+            return Err(fail);
+        }
+    };
+    let place = place.unwrap_or_else(|| add_plane(shared, blocks));
+    place.plane.add(place.column, &filter);
+    let prepared = run::write_filter(disk, hasher, table.generation, &filter)
+        .and_then(|()| Run::open(disk, hasher, table.generation, &meta));
+    let published = prepared.and_then(|run| {
+        let Some(files) = &shared.files else { return Ok(None) };
+        let mut files = files.lock();
+        if !shared.held.lock().state.all_slots().holds_table(table) {
+            return Ok(None);
+        }
+        let gone = files.publish(table.generation, meta)?;
+        let mut held = shared.held.lock();
+        held.measure(&files);
+        let old = held.state.all_slots_mut().seal(Arc::new(run), &place);
+        Ok(Some((gone, old)))
+    });
+    match published {
+        Ok(Some((gone, old))) => {
+            drop(old);
+            info!(slot = table.generation, keys = meta.keys, "sealed");
+            files::remove(disk, &gone)
+        }
+        Ok(None) => {
+            // It expired, or was discarded, meanwhile.
+            place.plane.clear(place.column);
+            drop(free(shared, &place));
+            files::remove(disk, &[run::file_name(table.generation), run::filter_name(table.generation)])
+        }
+        Err(fail) => {
+            place.plane.clear(place.column);
+            drop(free(shared, &place));
+            Err(fail)
+        }
+    }
+}
+
+/// Builds the filter of a run that has none, from its facts.
+fn build_filter(shared: &Shared, disk: &dyn Disk, hasher: &Hasher, run: Arc<Run>) -> Result<(), Fail> {
+    let filter = run::rebuild_filter(&run)?;
+    let place = shared.held.lock().state.all_slots_mut().place_in(filter.blocks());
+    let place = place.unwrap_or_else(|| add_plane(shared, filter.blocks()));
+    place.plane.add(place.column, &filter);
+    let mut held = shared.held.lock();
+    if !held.state.all_slots().holds(&run) {
+        drop(held);
+        place.plane.clear(place.column);
+        drop(free(shared, &place));
+        return Ok(());
+    }
+    info!(slot = run.generation, "its filter is built again");
+    let old = held.state.all_slots_mut().seal(Arc::clone(&run), &place);
+    drop(held);
+    drop(old);
+    run::write_filter(disk, hasher, run.generation, &filter)
+}
+
+/// A first column in a new plane, which is large to make: without the lock.
+fn add_plane(shared: &Shared, blocks: u64) -> Place {
+    let plane = Arc::new(Plane::new(blocks));
+    shared.held.lock().state.all_slots_mut().add_plane(plane)
+}
+
+#[must_use]
+fn free(shared: &Shared, place: &Place) -> Arc<crate::slots::Closed> {
+    shared.held.lock().state.all_slots_mut().free(place)
+}
