@@ -6,6 +6,7 @@ mod http;
 mod load;
 mod relay;
 mod report;
+mod store;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -38,6 +39,28 @@ enum Bench {
         #[arg(long, default_value = "")]
         arm: String,
     },
+    /// The dedup store: durable check-and-settle, memory and disk for each key, expiry, restart; against redb rows, fjall and Redis.
+    Store {
+        /// Only arms whose name holds this.
+        #[arg(long, default_value = "")]
+        arm: String,
+        /// Live keys; the scale's, if not given.
+        #[arg(long)]
+        keys: Option<u64>,
+    },
+    /// Fills a store and waits to be killed.
+    #[command(hide = true)]
+    StoreFill {
+        /// Where.
+        #[arg(long)]
+        folder: std::path::PathBuf,
+        /// Live keys.
+        #[arg(long)]
+        keys: u64,
+        /// Of tables and filters.
+        #[arg(long)]
+        memory_bytes: u64,
+    },
     /// The rival of the HTTP bench, in a process of its own.
     #[command(hide = true)]
     Echo,
@@ -64,10 +87,18 @@ fn main() {
     let report = runtime.block_on(async {
         match &arguments.bench {
             Bench::List => {
-                println!("relay\nhttp");
+                println!("relay\nhttp\nstore");
                 None
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
+            Bench::Store { arm, keys } => {
+                let (scale, arm, keys) = (arguments.scale, arm.clone(), *keys);
+                Some(tokio::task::spawn_blocking(move || store::run(scale, &arm, keys)).await.expect("no panic"))
+            }
+            Bench::StoreFill { folder, keys, memory_bytes } => {
+                store::fill(folder, *keys, *memory_bytes);
+                None
+            }
             Bench::Echo => {
                 http::serve_echo().await;
                 None

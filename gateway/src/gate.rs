@@ -272,7 +272,7 @@ impl Submit for Gate {
                     } else {
                         return None;
                     };
-                    if known.digest == named.digest || route.rules.mismatch == MismatchPolicy::Ignore {
+                    if known.same(named.digest) || route.rules.mismatch == MismatchPolicy::Ignore {
                         (Outcome::Duplicate, Some(known.settled), None)
                     } else {
                         (Outcome::Mismatch, Some(known.settled), Some(Problem::Mismatch))

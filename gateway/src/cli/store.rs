@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use dedup_store::{Report, Stats, Store, verify};
+use dedup_store::{Report, SlotKind, Stats, Store, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -117,10 +117,21 @@ fn stats_json(route: &str, stats: &Stats) -> serde_json::Value {
         "floor_ms": known(stats.floor_ms),
         "slot_width_ms": stats.slot_width_ms,
         "slots": stats.slots.iter().map(|slot| json!({
-            "start_ms": slot.start_ms, "keys": slot.keys, "bytes": slot.bytes,
+            "number": slot.number,
+            "kind": match slot.kind {
+                SlotKind::Open => "open",
+                SlotKind::Closed => "closed",
+                SlotKind::Sealed => "sealed",
+            },
+            "oldest_ms": slot.event_ms.map(|(oldest, _)| oldest),
+            "newest_ms": slot.event_ms.map(|(_, newest)| newest),
+            "keys": slot.keys,
+            "memory_bytes": slot.memory_bytes,
+            "filter_bits": slot.filter_bits,
+            "false_positives": slot.false_positives,
         })).collect::<Vec<_>>(),
-        "tails": stats.tails.iter().map(|tail| json!({
-            "file": tail.file, "bytes": tail.bytes, "sealed": tail.sealed, "newest_ms": tail.newest_ms,
+        "files": stats.files.iter().map(|file| json!({
+            "file": file.file, "bytes": file.bytes, "closed": file.closed, "newest_ms": file.newest_ms,
         })).collect::<Vec<_>>(),
         "shards": stats.checkpoints.iter().map(|checkpoint| json!({
             "shard": &*checkpoint.shard, "sequence": checkpoint.sequence, "position": checkpoint.position,
