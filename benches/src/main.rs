@@ -93,7 +93,11 @@ fn main() {
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
             Bench::Store { arm, keys } => {
                 let (scale, arm, keys) = (arguments.scale, arm.clone(), *keys);
-                Some(tokio::task::spawn_blocking(move || store::run(scale, &arm, keys)).await.expect("no panic"))
+                Some(
+                    tokio::task::spawn_blocking(move || store::run(scale, &arm, keys))
+                        .await
+                        .expect("no panic"),
+                )
             }
             Bench::StoreFill { folder, keys, memory_bytes } => {
                 store::fill(folder, *keys, *memory_bytes);

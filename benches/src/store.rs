@@ -17,8 +17,8 @@ use std::{
 };
 
 use dedup_store::{
-    Algorithm, Block, Checkpoint, Digest, Entry, Fingerprint, Hasher, Identity, Item, Settled, Store, StoreOptions,
-    Ticket, Verdict,
+    Algorithm, Block, Checkpoint, Digest, Entry, Fingerprint, Hasher, Identity, Item, Settled, Store,
+    StoreOptions, Ticket, Verdict,
 };
 use redb::TableDefinition;
 use serde_json::{Value, json};
@@ -57,7 +57,12 @@ fn batch(first: u64, live: u64) -> Vec<u64> {
 }
 
 fn identity() -> Identity {
-    Identity { route_id: *b"bench-route-0001", key_spec_id: 1, algorithm: Algorithm::Xxh3Secret, secret: [7; 192] }
+    Identity {
+        route_id: *b"bench-route-0001",
+        key_spec_id: 1,
+        algorithm: Algorithm::Xxh3Secret,
+        secret: [7; 192],
+    }
 }
 
 fn options(memory_bytes: u64) -> StoreOptions {
@@ -278,13 +283,26 @@ pub(crate) fn run(scale: Scale, arm: &str, keys: Option<u64>) -> Report {
         redis(&mut report, keys);
     }
     for rival in ["redb-rows", "fjall", "redis"] {
-        let goal = if rival == "redb-rows" { 50.0 } else if rival == "fjall" { 10.0 } else { 20.0 };
+        let goal = if rival == "redb-rows" {
+            50.0
+        } else if rival == "fjall" {
+            10.0
+        } else {
+            20.0
+        };
         report.rivals.push(("check-and-settle", "oncegate", rival, goal));
     }
     report
 }
 
-fn row(figure: &'static str, arm: &'static str, value: f64, unit: &'static str, correct: bool, note: String) -> Row {
+fn row(
+    figure: &'static str,
+    arm: &'static str,
+    value: f64,
+    unit: &'static str,
+    correct: bool,
+    note: String,
+) -> Row {
     Row { figure, arm, value, unit, correct, note }
 }
 
@@ -339,7 +357,12 @@ fn ours(report: &mut Report, keys: u64) {
         ("disk a key", "disk_per_key", "bytes", "goal 24"),
         ("written a key", "written_per_key", "bytes", "goal 48: 3 times a fingerprint"),
         ("longest check of 10,000 keys", "longest_check_ms", "ms", "while slots are sealed and expire"),
-        ("longest settle of 10,000 keys", "longest_settle_ms", "ms", "with waits for the disk and for sealing"),
+        (
+            "longest settle of 10,000 keys",
+            "longest_settle_ms",
+            "ms",
+            "with waits for the disk and for sealing",
+        ),
         ("claim of one new key", "claim_new_ns", "ns", "goal 300"),
         ("claim of one copy in memory", "claim_duplicate_ns", "ns", "goal 150"),
         ("needless reads", "false_positives", "a key", ""),
@@ -427,7 +450,8 @@ impl Drop for Server {
 /// `SET NX EX`, pipelined by 1,000, with an fsync for each.
 fn redis(report: &mut Report, keys: u64) {
     let folder = tempfile::tempdir().expect("a folder");
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
     let server = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"])
         .args(["--appendfsync", "always", "--dir"])

@@ -14,8 +14,8 @@ use tracing::warn;
 use crate::{
     block::Block,
     disk::{self, Disk, Fail},
-    fingerprint::{Fingerprint, Hasher, Identity},
     filter::Filter,
+    fingerprint::{Fingerprint, Hasher, Identity},
     manifest::{Manifest, Part},
     run::{self, Run, RunMeta},
     state::Tombstones,
@@ -113,9 +113,11 @@ impl Files {
         }
         for name in &names {
             match generation_of(name) {
-                Some(generation) if !manifest.names(generation, name) => disk
-                    .remove(name)
-                    .map_err(|error| Fail::of_io(&format!("cannot remove {name}, which is of no use"), &error))?,
+                Some(generation) if !manifest.names(generation, name) => {
+                    disk.remove(name).map_err(|error| {
+                        Fail::of_io(&format!("cannot remove {name}, which is of no use"), &error)
+                    })?
+                }
                 Some(_) => {}
                 None if Manifest::is_named(name) || disk::is_lock(name) || name == RESERVE_NAME => {}
                 None => {
@@ -292,7 +294,7 @@ impl Files {
             part.newest_ms().is_some_and(|newest| newest.is_none_or(|newest| newest < floor_ms))
         };
         let raises = floor_ms > self.manifest.floor_ms.max(self.standing.retire_ms);
-        if !self.manifest.parts.values().any(old) && !(pressed && raises) {
+        if !(self.manifest.parts.values().any(old) || pressed && raises) {
             return Ok(Vec::new());
         }
         let mut manifest = self.manifest.clone();
@@ -347,8 +349,7 @@ impl Files {
     /// Closes the current tail and goes on in a new one, which starts with all that stands.
     fn roll(&mut self, generation: u64, tombstones: &Tombstones) -> Result<(), Fail> {
         let (Some(hasher), Current::Open(old)) = (&self.hasher, &self.current) else { return Ok(()) };
-        let fresh =
-            Tail::make(&*self.disk, hasher, generation, self.last_group, &self.standing, tombstones)?;
+        let fresh = Tail::make(&*self.disk, hasher, generation, self.last_group, &self.standing, tombstones)?;
         let mut manifest = self.manifest.clone();
         manifest.parts.insert(old.generation, Part::Tail(old.sealed()));
         manifest.parts.insert(generation, Part::Open);

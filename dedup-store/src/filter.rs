@@ -181,8 +181,12 @@ mod tests {
     fn no_false_negative_and_few_false_positives() {
         const KEYS: u64 = 100_000;
         let filter = filter_of(0..KEYS, blocks_for(KEYS));
-        let mut oracle =
-            bloomfilter::Bloom::new_with_seed((blocks_for(KEYS) * 64) as usize, KEYS as usize, &std::array::from_fn(|at| at as u8)).expect("sizes are sound");
+        let mut oracle = bloomfilter::Bloom::new_with_seed(
+            (blocks_for(KEYS) * 64) as usize,
+            KEYS as usize,
+            &std::array::from_fn(|at| at as u8),
+        )
+        .expect("sizes are sound");
         (0..KEYS).for_each(|number| oracle.set(&key(number).0));
         assert!((0..KEYS).all(|number| filter.may_hold(&key(number)) && oracle.check(&key(number).0)));
         let strangers = KEYS..KEYS + 2_000_000;

@@ -51,11 +51,19 @@
 //!
 //! # Inside
 //!
-//! - Facts lie in memory, in one exact table per slot of event time; a probe looks at every slot, newest first.
-//! - On disk they are packed blocks in tails, in the order in which they were settled, each group together with the
-//!   checkpoints that it belongs to (`FORMAT.md`). One thread commits what was settled since the last time, at once.
-//! - Opening replays the tails: the state is that of one checkpoint and all groups up to it.
-//! - [`Store::expire`] drops whole slots and whole tails below the retirement floor of the last durable checkpoint.
+//! - Facts are added to the open slot: in memory an exact table, on disk packed blocks in its tail, in the order in which they were
+//!   settled, each group together with the checkpoints that it belongs to (`FORMAT.md`). One thread commits what was settled
+//!   since the last time, at once.
+//! - A slot is closed when it is full, or when the watermark has come a twelfth of window + lateness further. If it is large it is
+//!   sealed by another thread: written as a sorted run behind a Bloom filter; then its table and tail go.
+//! - A probe looks at the open slot's table, at those of slots that are not sealed, and at the filters of the sealed ones, which lie bit
+//!   by bit side by side: what that costs does not grow with their number. Where a filter says "maybe", one block of a run is read.
+//! - Opening loads the filters and replays the tails: the state is that of one checkpoint and all groups up to it.
+//! - [`Store::expire`] drops the slots whose newest event lies below the retirement floor of the last durable checkpoint: one commit of the
+//!   manifest and an unlink; no fact is read.
+//!
+//! A slot holds what arrived in one stretch of time, not one span of event time: so there is one table, one tail, one run, and late or
+//! early records need no slots of their own. What it costs: a fact may stay as long as the newest one in its slot.
 //!
 //! # Why a key takes effect once, whatever the watermarks say
 //!

@@ -209,7 +209,15 @@ mod tests {
         let identity =
             Identity { route_id: [3; 16], key_spec_id: 4, algorithm: Algorithm::SipHash24, secret: [5; 192] };
         let sealed = Sealed { group: 7, chain: 8, newest_ms: Some(-9) };
-        let run = RunMeta { through: 1, keys: 2, blocks: 3, chain: 4, oldest_ms: -5, newest_ms: 6, filter_blocks: 7 };
+        let run = RunMeta {
+            through: 1,
+            keys: 2,
+            blocks: 3,
+            chain: 4,
+            oldest_ms: -5,
+            newest_ms: 6,
+            filter_blocks: 7,
+        };
         let parts = BTreeMap::from([
             (1, Part::Tail(Sealed { newest_ms: None, ..sealed })),
             (2, Part::Run(run)),

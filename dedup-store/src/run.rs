@@ -109,7 +109,10 @@ pub(crate) struct Run {
 
 impl std::fmt::Debug for Run {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Run").field("generation", &self.generation).field("meta", &self.meta).finish_non_exhaustive()
+        f.debug_struct("Run")
+            .field("generation", &self.generation)
+            .field("meta", &self.meta)
+            .finish_non_exhaustive()
     }
 }
 
@@ -170,7 +173,8 @@ impl Run {
             let mut page = [0; PAGE_BYTES];
             let block = self.read_block(number as u64, &mut page)?;
             if let Some(packed) = block.find(fingerprint) {
-                let known = self.known(packed).ok_or_else(|| self.damaged(number as u64, "its outcome is none"))?;
+                let known =
+                    self.known(packed).ok_or_else(|| self.damaged(number as u64, "its outcome is none"))?;
                 return Ok(Some(Found { known, through: self.meta.through }));
             }
         }
@@ -253,7 +257,8 @@ impl<'a> Block<'a> {
         if fingerprint.0[0] != self.first {
             return None;
         }
-        let at = self.entries.binary_search_by(|entry| entry[..SUFFIX_BYTES].cmp(&fingerprint.0[1..])).ok()?;
+        let at =
+            self.entries.binary_search_by(|entry| entry[..SUFFIX_BYTES].cmp(&fingerprint.0[1..])).ok()?;
         Some(packed(&self.entries[at]))
     }
 
@@ -286,12 +291,7 @@ fn open(disk: &dyn Disk, name: &str, path: &str) -> Result<Box<dyn StorageBacken
 }
 
 /// The first page of a file of this kind: who wrote it, then a row of its own, which is answered.
-fn read_header(
-    file: &dyn StorageBackend,
-    hasher: &Hasher,
-    kind: &str,
-    path: &str,
-) -> Result<Vec<u8>, Fail> {
+fn read_header(file: &dyn StorageBackend, hasher: &Hasher, kind: &str, path: &str) -> Result<Vec<u8>, Fail> {
     let mut page = [0; PAGE_BYTES];
     file.read(0, &mut page).map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
     let mut page = Reader::over(&page);
@@ -337,7 +337,8 @@ pub(crate) fn write(
             return Ok(None);
         }
         facts.clear();
-        let of_range = |fact: &&Fact| fact.fingerprint.prefix().checked_shr(64 - range_bits).unwrap_or(0) == range;
+        let of_range =
+            |fact: &&Fact| fact.fingerprint.prefix().checked_shr(64 - range_bits).unwrap_or(0) == range;
         facts.extend(table.facts().filter(of_range));
         facts.sort_unstable_by_key(|fact| u128::from_be_bytes(fact.fingerprint.0));
         for fact in &facts {
@@ -411,8 +412,7 @@ impl Default for BlockWriter {
 impl BlockWriter {
     /// Whether the key fits into this block; every key does into an empty one.
     fn takes(&self, fingerprint: &Fingerprint) -> bool {
-        self.count == 0
-            || (self.count < BLOCK_ENTRIES && (self.prefix >> 56) as u8 == fingerprint.0[0])
+        self.count == 0 || (self.count < BLOCK_ENTRIES && (self.prefix >> 56) as u8 == fingerprint.0[0])
     }
 
     fn push(&mut self, fact: &Fact) {
@@ -521,7 +521,11 @@ mod tests {
     fn table(keys: u64) -> Table {
         let mut table = Table::new(3, 0);
         for number in 0..keys {
-            table.insert_absent(&fact(number, number as i64, Settled::from_number(1 + (number % 5) as u8).unwrap()));
+            table.insert_absent(&fact(
+                number,
+                number as i64,
+                Settled::from_number(1 + (number % 5) as u8).unwrap(),
+            ));
         }
         table.through = 9;
         table

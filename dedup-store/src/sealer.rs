@@ -10,8 +10,8 @@ use tracing::{info, warn};
 use crate::{
     committer::{RETRY, Shared, StopOnPanic},
     disk::{Disk, Fail},
-    filter::Plane,
     files,
+    filter::Plane,
     fingerprint::Hasher,
     run::{self, Run},
     slots::{Place, Work},

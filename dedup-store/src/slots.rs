@@ -85,6 +85,14 @@ impl Closed {
         self.tables.is_empty() && self.layers.is_empty() && self.bare.is_empty()
     }
 
+    /// Whether tables and filters say that the key is not there.
+    #[inline]
+    pub(crate) fn surely_lacks(&self, key: &Fingerprint) -> bool {
+        self.bare.is_empty()
+            && self.layers.iter().all(|layer| layer.plane.probe(key) & layer.live == 0)
+            && self.tables.iter().all(|table| table.find(key).is_none())
+    }
+
     pub(crate) fn find(&self, key: &Fingerprint) -> Result<Option<Found>, Fail> {
         let mut found = Vec::with_capacity(1);
         self.find_all(std::slice::from_ref(key), &mut found)?;
@@ -108,7 +116,9 @@ impl Closed {
             for (at, key) in keys.iter().enumerate() {
                 let mut columns = layer.plane.probe(key) & layer.live;
                 while columns != 0 {
-                    maybe.extend(layer.runs[columns.trailing_zeros() as usize].as_deref().map(|run| (at as u32, run)));
+                    maybe.extend(
+                        layer.runs[columns.trailing_zeros() as usize].as_deref().map(|run| (at as u32, run)),
+                    );
                     columns &= columns - 1;
                 }
             }
@@ -256,7 +266,8 @@ impl Slots {
         let passed_ms = watermark_ms.unwrap_or(began_ms).saturating_sub(began_ms);
         let full = if passed_ms >= self.sizes.width_ms {
             let wanted = (keys.saturating_mul(4) / 5).max(1);
-            std::iter::successors(Some(MIN_SLOT_KEYS / 8 * 7), |full| Some(full * 2)).find(|full| *full >= wanted)
+            std::iter::successors(Some(MIN_SLOT_KEYS / 8 * 7), |full| Some(full * 2))
+                .find(|full| *full >= wanted)
         } else if passed_ms >= self.sizes.width_ms / 4 * 3 {
             Some(self.full_keys)
         } else {
@@ -278,7 +289,8 @@ impl Slots {
 
     /// A column for a filter of so many keys: its blocks, and the place if a plane has one.
     pub(crate) fn place(&mut self, keys: u64) -> (u64, Option<Place>) {
-        let suits = |layer: &&Layer| filter::suits(layer.plane.blocks(), keys) && layer.free_column().is_some();
+        let suits =
+            |layer: &&Layer| filter::suits(layer.plane.blocks(), keys) && layer.free_column().is_some();
         // The one that wastes least.
         let blocks = self.closed.layers.iter().filter(suits).map(|layer| layer.plane.blocks()).min();
         match blocks {
@@ -422,9 +434,11 @@ impl Slots {
             false_positives: run.false_positives(),
         };
         let tables = self.closed.tables.iter().map(|table| of_table(table, SlotKind::Closed));
-        let sealed = self.closed.layers.iter().flat_map(|layer| {
-            layer.runs.iter().flatten().map(|run| of_run(run, Some(&layer.plane)))
-        });
+        let sealed = self
+            .closed
+            .layers
+            .iter()
+            .flat_map(|layer| layer.runs.iter().flatten().map(|run| of_run(run, Some(&layer.plane))));
         let bare = self.closed.bare.iter().map(|run| of_run(run, None));
         let open = (self.open.keys() > 0).then(|| of_table(&self.open, SlotKind::Open));
         let mut all: Vec<_> = tables.chain(sealed).chain(bare).chain(open).collect();

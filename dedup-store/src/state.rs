@@ -264,6 +264,12 @@ impl State {
         self.claims.retain(|claim| claim.lane != lane);
     }
 
+    /// Whether memory alone does not say what is known of a key.
+    #[inline]
+    pub(crate) fn must_ask_for(&self, fingerprint: &Fingerprint) -> bool {
+        self.slots.open.find(fingerprint).is_none() && !self.slots.closed().surely_lacks(fingerprint)
+    }
+
     /// Whether the closed slots must be asked before this block is learnt: of a key that was claimed as unknown nothing is there, for whoever learns
     /// a key frees its claim.
     pub(crate) fn must_ask(&self, block: &Block) -> bool {
@@ -271,9 +277,8 @@ impl State {
     }
 
     fn surely_absent(&self, entry: &Entry) -> bool {
-        let claim = self
-            .claims
-            .find(bits(&entry.fingerprint), |claim| claim.fingerprint == entry.fingerprint);
+        let claim =
+            self.claims.find(bits(&entry.fingerprint), |claim| claim.fingerprint == entry.fingerprint);
         entry.settled != Settled::Forgotten && claim.is_some_and(|claim| claim.packed & NO_FACT != 0)
     }
 
@@ -321,12 +326,7 @@ impl State {
     }
 
     /// What is known of the `at`th entry of a block.
-    fn ask(
-        &self,
-        entry: &Entry,
-        at: usize,
-        closed: Option<&[Option<Found>]>,
-    ) -> Result<Option<Found>, Fail> {
+    fn ask(&self, entry: &Entry, at: usize, closed: Option<&[Option<Found>]>) -> Result<Option<Found>, Fail> {
         let found = match closed {
             Some(found) => found.get(at).copied().flatten(),
             None => self.slots.closed().find(&entry.fingerprint)?,

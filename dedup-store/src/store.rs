@@ -31,6 +31,9 @@ use crate::{
 const HASTE_BYTES: u64 = 8 << 20;
 const WAIT_BYTES: u64 = 64 << 20;
 
+/// So few keys are first looked up in memory, filters included, under the store's lock: mostly that decides.
+const FEW: usize = 16;
+
 /// How a route's store is kept.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
@@ -136,8 +139,13 @@ impl Store {
             files.manifest().identity.as_ref().map(|identity| (identity.clone(), Hasher::new(identity)));
         held.resume(&files);
         let shared = Arc::new(Shared::new(held, Some(files), options.commit_interval_ms));
-        let mut store =
-            Store { options, shared: Arc::clone(&shared), disk: Some(Arc::clone(&disk)), threads: Vec::new(), _lock: None };
+        let mut store = Store {
+            options,
+            shared: Arc::clone(&shared),
+            disk: Some(Arc::clone(&disk)),
+            threads: Vec::new(),
+            _lock: None,
+        };
         store.start("committer", {
             let shared = Arc::clone(&shared);
             move || committer::run(&shared)
@@ -207,7 +215,10 @@ impl Store {
         verdicts: &mut Vec<Verdict>,
     ) -> Result<(), StoreError> {
         let keys = || items.iter().map(|item| item.fingerprint).collect();
-        let (mut held, found) = self.ask_closed(self.shared.held.lock(), |_| true, keys)?;
+        let must = |held: &Held| {
+            items.len() > FEW || items.iter().any(|item| held.state.must_ask_for(&item.fingerprint))
+        };
+        let (mut held, found) = self.ask_closed(self.shared.held.lock(), must, keys)?;
         match held.check_room(&self.options) {
             Ok(()) => held.state.claim(lane, ahead_ms, items, &found, verdicts),
             Err(full) if !held.state.claim_nothing(ahead_ms, items, &found, verdicts) => return Err(full),
@@ -245,7 +256,8 @@ impl Store {
 
     /// What is settled under a key, without claiming: the door's fast path for duplicates.
     pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Known>, StoreError> {
-        let (held, found) = self.ask_closed(self.shared.held.lock(), |_| true, || vec![*fingerprint])?;
+        let must = |held: &Held| held.state.must_ask_for(fingerprint);
+        let (held, found) = self.ask_closed(self.shared.held.lock(), must, || vec![*fingerprint])?;
         Ok(held.state.peek(fingerprint, found.first().copied().flatten()))
     }
 
@@ -268,8 +280,7 @@ impl Store {
         self.shared.wait_below(&mut held, WAIT_BYTES);
         self.shared.wait_for_sealing(&mut held);
         let must = |held: &Held| blocks.iter().any(|block| held.state.must_ask(block));
-        let keys =
-            || blocks.iter().flat_map(|block| &block.entries).map(|entry| entry.fingerprint).collect();
+        let keys = || blocks.iter().flat_map(|block| &block.entries).map(|entry| entry.fingerprint).collect();
         let (mut held, found) = self.ask_closed(held, must, keys)?;
         let held = &mut *held;
         let (_, hasher) = held.bound.as_ref().ok_or(StoreError::Unbound)?;

@@ -104,8 +104,7 @@ impl Table {
     }
 
     pub(crate) fn remove(&mut self, fingerprint: &Fingerprint) -> Option<Found> {
-        let entry =
-            self.facts.find_entry(bits(fingerprint), |fact| fact.fingerprint == *fingerprint).ok()?;
+        let entry = self.facts.find_entry(bits(fingerprint), |fact| fact.fingerprint == *fingerprint).ok()?;
         Some(Found { known: entry.remove().0.known(), through: self.through })
     }
 

@@ -431,12 +431,8 @@ fn tombstone_row(tombstone: &Tombstone) -> Vec<u8> {
 
 fn read_tombstone(row: &[u8]) -> Result<Tombstone, String> {
     let mut row = Reader::open(row)?;
-    let mut tombstone = Tombstone {
-        settled_again: row.u8()? != 0,
-        event_ms: row.i64()?,
-        erased: row.u64()?,
-        by: Vec::new(),
-    };
+    let mut tombstone =
+        Tombstone { settled_again: row.u8()? != 0, event_ms: row.i64()?, erased: row.u64()?, by: Vec::new() };
     for _ in 0..row.u32()? {
         tombstone.by.push((row.text()?.into(), row.i64()?));
     }

@@ -241,7 +241,7 @@ impl Metrics {
             },
             store_keys: family(r, "store_keys", "Keys that the store holds"),
             store_disk: bytes_family(r, "store_disk", "Size of the store on disk"),
-            store_memory: bytes_family(r, "store_memory", "Size of the store's tables in memory"),
+            store_memory: bytes_family(r, "store_memory", "Size of the store's tables and filters in memory"),
             door: DoorMetrics::register(r),
             routes: Mutex::default(),
             hooks: Mutex::default(),

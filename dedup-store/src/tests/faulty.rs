@@ -58,6 +58,8 @@ struct Inner {
     dead: bool,
     /// Bytes that fit.
     room: Option<u64>,
+    /// Reads of each file, by its name when it was opened.
+    reads: BTreeMap<String, u64>,
     refused: u64,
 }
 
@@ -93,6 +95,12 @@ impl FaultyDisk {
     /// Writes that were refused for lack of room.
     pub(crate) fn refused(&self) -> u64 {
         self.0.lock().refused
+    }
+
+    /// Reads of files whose names start so.
+    pub(crate) fn reads(&self, start: &str) -> u64 {
+        let inner = self.0.lock();
+        inner.reads.iter().filter(|(name, _)| name.starts_with(start)).map(|(_, reads)| reads).sum()
     }
 
     pub(crate) fn set_room(&self, room: Option<u64>) {
@@ -238,7 +246,7 @@ impl Disk for FaultyDisk {
             }
             None => return Err(ErrorKind::NotFound.into()),
         };
-        Ok(Box::new(FaultyFile { disk: self.clone(), id }))
+        Ok(Box::new(FaultyFile { disk: self.clone(), id, name: name.to_owned() }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -272,6 +280,7 @@ impl Disk for FaultyDisk {
 struct FaultyFile {
     disk: FaultyDisk,
     id: u64,
+    name: String,
 }
 
 impl FaultyFile {
@@ -299,7 +308,8 @@ impl StorageBackend for FaultyFile {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let inner = self.disk.0.lock();
+        let mut inner = self.disk.0.lock();
+        *inner.reads.entry(self.name.clone()).or_default() += 1;
         let from = offset as usize;
         let bytes =
             inner.contents[&self.id].live.get(from..from + out.len()).ok_or(ErrorKind::UnexpectedEof)?;

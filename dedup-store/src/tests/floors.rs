@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use proptest::prelude::*;
 
 use super::faulty::{FaultyDisk, Survival};
-use crate::{testing::*, *};
+use crate::{store::Limits, testing::*, *};
 
 const SHARDS: [&str; 2] = ["a", "b"];
 
@@ -56,8 +56,10 @@ struct World {
     retire_ms: i64,
 }
 
+/// Slots are closed after a few facts, and sealed in the background at once.
 fn open(disk: &FaultyDisk) -> Store {
-    let store = Store::open_on(Arc::new(disk.clone()), options(), limits(2_000)).unwrap();
+    let limits = Limits { roll_bytes: Some(500), keys: Some((6, 2)) };
+    let store = Store::open_on(Arc::new(disk.clone()), options(), limits).unwrap();
     store.bind(&identity()).unwrap();
     store
 }

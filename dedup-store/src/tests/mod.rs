@@ -6,5 +6,8 @@ pub(crate) mod faulty;
 mod floors;
 mod folder;
 mod full;
+mod kill;
+mod model;
 mod protocol;
 mod replay;
+mod seal;
