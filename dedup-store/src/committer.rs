@@ -205,7 +205,8 @@ impl Held {
         if !(slots.is_due(watermark_ms, group_keys) || full && slots.open.keys() > 0) {
             return (group, None);
         }
-        let generation = (slots.open.generation + 1).max(self.open_tail);
+        // A tail that was given up on the way has a number, too: the next slot begins a tail of its own.
+        let generation = slots.open.generation.max(self.open_tail) + 1;
         let old = slots.close(group.number, generation, watermark_ms);
         self.pending.generation = generation;
         self.pending.begins = Some(self.state.tombstones().clone());

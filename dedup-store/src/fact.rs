@@ -59,7 +59,7 @@ pub struct Entry {
 pub struct Known {
     /// What its record did.
     pub settled: Settled,
-    /// Event time, ms since the epoch; of a key in a sealed slot the newest one of that slot.
+    /// Event time, ms since the epoch; of a key in a closed slot the newest one of that slot.
     pub event_ms: i64,
     digest: u64,
     digest_bits: u32,

@@ -85,6 +85,7 @@
 
 mod block;
 mod committer;
+mod copy;
 mod disk;
 mod error;
 mod fact;
@@ -109,6 +110,7 @@ mod tests;
 mod verify;
 
 pub use block::{Block, BlockError};
+pub use copy::{export, import};
 pub use error::{Budget, StoreError};
 pub use fact::{Entry, Known, Settled};
 pub use files::FileStats;

@@ -13,7 +13,7 @@ use crate::{
 
 pub(crate) const NAME: &str = "manifest.redb";
 /// The manifest on its way to be: renamed once it is whole.
-const NEW_NAME: &str = "manifest.new";
+pub(crate) const NEW_NAME: &str = "manifest.new";
 const KIND: &str = "manifest";
 const CACHE_BYTES: usize = 1 << 20;
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("manifest");

@@ -208,6 +208,28 @@ impl Run {
         )))
     }
 
+    /// Writes a copy of it to another disk and names it there; checks it whole, and answers with its filter.
+    pub(crate) fn copy(&self, to: &dyn Disk, hasher: &Hasher) -> Result<Filter, Fail> {
+        let filter = rebuild_filter(self)?;
+        let (part, name) = (part_name(self.generation), file_name(self.generation));
+        let failed = |error| Fail::of_io(&format!("cannot write {name}"), &error);
+        let file = to.open(&part, true).map_err(failed)?;
+        let content = self.meta.write(Writer::default().u64(self.generation)).seal();
+        file.write(0, &header(hasher, KIND, &content)).map_err(failed)?;
+        let end = (self.meta.blocks + 1) * PAGE_BYTES as u64 + self.meta.blocks * 8 + 8;
+        let mut buffer = vec![0; WRITE_BYTES];
+        for at in (PAGE_BYTES as u64..end).step_by(WRITE_BYTES) {
+            let bytes = &mut buffer[..(end - at).min(WRITE_BYTES as u64) as usize];
+            self.file
+                .read(at, bytes)
+                .map_err(|error| Fail::of_io(&format!("cannot read {}", self.path), &error))?;
+            file.write(at, bytes).map_err(failed)?;
+        }
+        file.sync_data().and_then(|()| file.close()).map_err(failed)?;
+        to.rename(&part, &name).and_then(|()| to.sync_folder()).map_err(failed)?;
+        Ok(filter)
+    }
+
     fn known(&self, packed: u64) -> Option<Known> {
         let settled = Settled::from_number((packed >> DIGEST_BITS) as u8)?;
         let digest = packed & ((1 << DIGEST_BITS) - 1);

@@ -136,6 +136,10 @@ impl Closed {
         Ok(())
     }
 
+    pub(crate) fn tables(&self) -> &[Arc<Table>] {
+        &self.tables
+    }
+
     pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
         self.layers.iter().flat_map(|layer| layer.runs.iter().flatten()).chain(&self.bare)
     }

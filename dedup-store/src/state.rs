@@ -283,7 +283,7 @@ impl State {
     }
 
     /// Takes the facts of a block, in this group, over and frees their claims and intents, in the block's order. Facts below the floor are
-    /// forgotten at once. `closed`: what the closed slots know of each, if they were asked. Answers with the newest event time that this
+    /// forgotten at once, unless they take the place of one that is there still. `closed`: what the closed slots know of each, if they were asked. Answers with the newest event time that this
     /// block decides over, for the tail that holds it; none if it decides nothing. `freed` is told the intents that are gone.
     pub(crate) fn learn(
         &mut self,
@@ -306,18 +306,24 @@ impl State {
             }
             let claim = self.claims.find_entry(key, |claim| claim.fingerprint == entry.fingerprint);
             let surely_absent = claim.is_ok_and(|claim| claim.remove().0.packed & NO_FACT != 0);
-            if entry.event_ms < self.floor_ms || self.taken_back(block, &entry.fingerprint) {
+            if self.taken_back(block, &entry.fingerprint) {
                 continue;
             }
+            let forgotten = entry.event_ms < self.floor_ms;
             if surely_absent {
-                self.slots.open.insert_absent(entry);
+                if !forgotten {
+                    self.slots.open.insert_absent(entry);
+                }
                 continue;
             }
             match self.ask(entry, at, closed)?.map(|found| found.known) {
+                None if forgotten => {}
                 None => self.slots.open.insert_absent(entry),
                 // A fact that was learnt twice stays as it is; an effect takes the place of a refusal (P2).
                 Some(old) if old.settled.refused() && !entry.settled.refused() => {
-                    self.slots.replace(&Entry { event_ms: entry.event_ms.max(old.event_ms), ..*entry });
+                    let event_ms = entry.event_ms.max(old.event_ms);
+                    newest = newest.max(Some(event_ms));
+                    self.slots.replace(&Entry { event_ms, ..*entry });
                 }
                 Some(_) => {}
             }

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{
     block::Block,
     committer::{self, Held, Shared},
+    copy::Snapshot,
     disk::{self, Disk, Fail, Folder},
     error::{Budget, StoreError},
     fact::Known,
@@ -25,6 +26,7 @@ use crate::{
     state::{Item, State, Tombstones, Verdict},
     stats::Stats,
     table::Found,
+    tail::Standing,
 };
 
 /// Settlements on their way to disk: above the first, the committer goes at once; above the second, settling waits for it.
@@ -474,6 +476,37 @@ impl Store {
         let ticket = held.queue(self.shared.files.is_some());
         self.shared.work.notify_one();
         Ok(Some(ticket))
+    }
+
+    /// All that it holds and stands for.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        let held = self.shared.held.lock();
+        held.check()?;
+        let (identity, hasher) = held.bound.clone().ok_or(StoreError::Unbound)?;
+        let slots = held.state.all_slots();
+        let last_group = held.latest().0;
+        let mut open = slots.open.clone();
+        open.through = last_group;
+        let checkpoints = held.state.checkpoints().into_iter();
+        Ok(Snapshot {
+            identity,
+            hasher,
+            width_ms: held.state.width_ms(),
+            floor_ms: held.state.floor_ms(),
+            last_group,
+            standing: Standing {
+                checkpoints: checkpoints
+                    .map(|checkpoint| (Arc::clone(&checkpoint.shard), checkpoint))
+                    .collect(),
+                intents: held.state.intents().clone(),
+                watermark_ms: held.state.watermark_ms(),
+                retire_ms: held.retire_ms,
+            },
+            tombstones: held.state.tombstones().clone(),
+            next: slots.open.generation.max(held.open_tail) + 1,
+            runs: slots.closed().runs().cloned().collect(),
+            tables: slots.closed().tables().iter().cloned().chain([Arc::new(open)]).collect(),
+        })
     }
 
     /// Waits until nothing is left to be sealed, filtered or cleared.

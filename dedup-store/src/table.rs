@@ -56,10 +56,6 @@ impl Fact {
     pub(crate) fn digest(&self) -> u64 {
         self.packed & ((1 << DIGEST_BITS) - 1)
     }
-
-    fn known(&self) -> Known {
-        Known::new(self.settled(), self.event_ms, self.digest(), DIGEST_BITS)
-    }
 }
 
 /// What was found under a key, and where.
@@ -71,6 +67,7 @@ pub(crate) struct Found {
 }
 
 /// The facts of one slot.
+#[derive(Clone)]
 pub(crate) struct Table {
     facts: HashTable<Fact>,
     /// Number of the slot, and of its tail or run.
@@ -92,7 +89,7 @@ impl Table {
     #[inline]
     pub(crate) fn find(&self, fingerprint: &Fingerprint) -> Option<Found> {
         let fact = self.facts.find(bits(fingerprint), |fact| fact.fingerprint == *fingerprint)?;
-        Some(Found { known: fact.known(), through: self.through })
+        Some(self.found(fact))
     }
 
     /// Adds a key that is surely not there.
@@ -105,7 +102,16 @@ impl Table {
 
     pub(crate) fn remove(&mut self, fingerprint: &Fingerprint) -> Option<Found> {
         let entry = self.facts.find_entry(bits(fingerprint), |fact| fact.fingerprint == *fingerprint).ok()?;
-        Some(Found { known: entry.remove().0.known(), through: self.through })
+        let fact = entry.remove().0;
+        Some(self.found(&fact))
+    }
+
+    fn found(&self, fact: &Fact) -> Found {
+        // A closed slot expires as one: what takes a fact's place, or takes it back, must live as long as the slot.
+        let open = self.through == u64::MAX;
+        let event_ms = if open { fact.event_ms } else { self.newest_ms };
+        let known = Known::new(fact.settled(), event_ms, fact.digest(), DIGEST_BITS);
+        Found { known, through: self.through }
     }
 
     pub(crate) fn facts(&self) -> impl Iterator<Item = &Fact> {

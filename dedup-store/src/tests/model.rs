@@ -19,6 +19,8 @@ enum Step {
     Release(u32),
     /// A mark of another owner is learnt.
     Learn(Vec<(u64, u8)>),
+    /// An operator takes a key back (P12).
+    Forget(u64),
     Watermark(i64),
     Expire,
     Seal,
@@ -34,6 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..3u32, 1..6u8).prop_map(|(lane, settled)| Step::Settle(lane, settled)),
         2 => (0..3u32).prop_map(Step::Release),
         2 => prop::collection::vec((0..KEYS, 1..6u8), 1..8).prop_map(Step::Learn),
+        2 => (0..KEYS).prop_map(Step::Forget),
         2 => (0..60_000i64).prop_map(Step::Watermark),
         2 => Just(Step::Expire),
         2 => Just(Step::Seal),
@@ -114,8 +117,13 @@ impl World {
             self.store.settle(&[checkpoint("a", self.model.sequence, watermark_ms)], &blocks, 0).unwrap();
         self.store.wait_durable(ticket).unwrap();
         for (number, settled, digest) in facts {
+            if settled == Settled::Forgotten {
+                self.model.facts.remove(&number);
+                continue;
+            }
             self.model.claims.remove(&number);
-            if event_ms(number) < floor_ms {
+            // Below the floor nothing is learnt, but that an effect has taken the place of a refusal which is there still.
+            if event_ms(number) < floor_ms && !self.model.facts.contains_key(&number) {
                 continue;
             }
             let known = self.model.facts.entry(number).or_insert((settled, digest));
@@ -149,6 +157,7 @@ impl World {
                 };
                 self.settle(facts.into_iter().map(of).collect());
             }
+            Step::Forget(number) => self.settle(vec![(number, Settled::Forgotten, digest(number, false))]),
             Step::Watermark(at) => {
                 self.model.watermark_ms = self.model.watermark_ms.max(Some(at));
                 self.settle(Vec::new());

@@ -313,3 +313,69 @@ fn each_key_is_new_to_one_lane_only_while_slots_are_sealed() {
     assert_eq!((effects.load(Ordering::Relaxed), store.stats(0).keys), (KEYS, KEYS));
     assert!(kinds(&store).iter().filter(|kind| **kind == SlotKind::Sealed).count() > 40);
 }
+
+/// Expiry gave a tail up, and the slot that went on in the next tail had another number than that tail. The next slot took that
+/// number: when it was sealed, the tail went, with facts of the slot before.
+#[test]
+fn a_tail_that_expiry_gave_up_is_not_taken_for_the_next_slots() {
+    let disk = FaultyDisk::default();
+    let limits = Limits { roll_bytes: Some(8_000), keys: Some((100, 60)) };
+    let open = || {
+        let store = Store::open_on(Arc::new(disk.clone()), options(), limits).unwrap();
+        store.bind(&identity()).unwrap();
+        store
+    };
+    let store = open();
+    settle(&store, "a", 1, [], 32_000);
+    store.expire(32_000).unwrap();
+    // What is below the floor is not learnt, but it is in the tail, which is all old then and large enough to be given up.
+    let old = (0..100).map(|number| fact(number, 1_000, Settled::Written)).collect();
+    store.settle(&[checkpoint("a", 2, 32_000)], &[block("a", 2, old)], 32_000).unwrap();
+    settle(&store, "a", 3, [], 32_000);
+    assert_eq!(store.expire(32_000).unwrap().retire_ms, 20_000);
+    assert_eq!(store.stats(0).files[0].file, "tail-2.redb");
+    // Few facts in the same slot, and many in the next.
+    settle(&store, "a", 4, 200..230, 32_000);
+    settle(&store, "a", 5, 1_000..1_090, 32_000);
+    seal_all(&store, 1, 32_000);
+    assert_eq!(kinds(&store), [SlotKind::Closed, SlotKind::Sealed]);
+    drop(store);
+    let store = open();
+    assert!((200..230).all(|number| knows(&store, &fact(number, 32_000, Settled::Written))));
+}
+
+/// An effect that had taken the place of a refusal lay in a slot that expired before the refusal's: a copy was told again that
+/// its record had been refused.
+#[test]
+fn p2_an_effect_lives_as_long_as_the_slot_of_the_refusal_that_it_replaced() {
+    for others in [10, 150] {
+        let disk = FaultyDisk::default();
+        let store = open(&disk);
+        let mut refused: Vec<_> = (1..others).map(|number| fact(number, 30_000, Settled::Rejected)).collect();
+        refused.push(fact(0, 2_000, Settled::Rejected));
+        store.settle(&[checkpoint("a", 1, 2_000)], &[block("a", 1, refused)], 0).unwrap();
+        settle(&store, "a", 2, [], 2_000);
+        settle(&store, "a", 3, [], 3_000);
+        settle(&store, "a", 4, [], 3_000);
+        store.wait_sealed();
+        let kind = if others < 20 { SlotKind::Closed } else { SlotKind::Sealed };
+        assert_eq!(kinds(&store), [kind]);
+        let effect = vec![fact(0, 2_000, Settled::Written)];
+        store.settle(&[checkpoint("a", 5, 3_500)], &[block("a", 5, effect)], 0).unwrap();
+        for sequence in 6..9 {
+            settle(&store, "a", sequence, [], 20_000);
+        }
+        let check = |store: &Store| {
+            // G = 8,000: the key may be forgotten.
+            store.expire(20_000).unwrap();
+            let settled = store.peek(&key(0)).unwrap().map(|known| known.settled);
+            assert!(matches!(settled, None | Some(Settled::Written)), "{settled:?}");
+        };
+        check(&store);
+        drop(store);
+        let store = open(&disk);
+        check(&store);
+        drop(store);
+        check(&open(&disk));
+    }
+}

@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use dedup_store::{Report, SlotKind, Stats, Store, verify};
+use dedup_store::{Report, SlotKind, Stats, Store, export, import, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -22,6 +22,33 @@ pub(super) enum StoreCommand {
     Stats(Look),
     /// Reads everything and checks every checksum, order and count; says what is wrong and whether it can be repaired.
     Verify(Look),
+    /// Writes a compact, checked copy of a route's store to a new folder.
+    Export {
+        #[command(flatten)]
+        at: One,
+        /// The new folder. It will hold the hash secret.
+        #[arg(long)]
+        to: PathBuf,
+    },
+    /// Puts an exported store where the route's is looked for; nothing may be there.
+    Import {
+        #[command(flatten)]
+        at: One,
+        /// The folder of the export, or of another closed store.
+        #[arg(long)]
+        from: PathBuf,
+    },
+}
+
+/// Which store.
+#[derive(Args, Debug)]
+pub(super) struct One {
+    /// The config file.
+    #[arg(short, long, default_value = "oncegate.toml")]
+    config: PathBuf,
+    /// The route.
+    #[arg(long)]
+    route: String,
 }
 
 /// Which stores, and how to print.
@@ -40,7 +67,11 @@ pub(super) struct Look {
 
 /// Runs the command: exit status 1 if a store cannot be read or is not sound, 2 if the file or the route is not good.
 pub(super) fn run(command: &StoreCommand) -> ExitCode {
-    let (StoreCommand::Stats(look) | StoreCommand::Verify(look)) = command;
+    let look = match command {
+        StoreCommand::Stats(look) | StoreCommand::Verify(look) => look,
+        StoreCommand::Export { at, to } => return copied(at, "exported to", to, true),
+        StoreCommand::Import { at, from } => return copied(at, "imported from", from, false),
+    };
     let Some(config) = check::load(&look.config) else { return ExitCode::from(2) };
     let routes: Vec<&String> =
         config.routes.keys().filter(|name| look.route.as_ref().is_none_or(|only| only == *name)).collect();
@@ -57,7 +88,7 @@ pub(super) fn run(command: &StoreCommand) -> ExitCode {
                 print(look.format, &stats, stats_json(route, &stats));
                 true
             }),
-            StoreCommand::Verify(_) => verified(&folder).map(|report| {
+            _ => verified(&folder).map(|report| {
                 print(look.format, &report, report_json(route, &report));
                 report.sound()
             }),
@@ -79,6 +110,40 @@ fn stats(config: &Config, route: &str, folder: &Path) -> Result<Stats, String> {
     let store = Store::open(folder, options).map_err(|fault| fault.to_string())?;
     bar.finish_and_clear();
     Ok(store.stats(wall_ms()))
+}
+
+/// Takes a route's store to another folder, or from there.
+fn copied(at: &One, what: &str, other: &Path, out: bool) -> ExitCode {
+    let Some(config) = check::load(&at.config) else { return ExitCode::from(2) };
+    let Some(route) = config.routes.get(&at.route) else {
+        let known: Vec<&str> = config.routes.keys().map(String::as_str).collect();
+        eprintln!("oncegate: no route {:?}; the file has {}", at.route, known.join(", "));
+        return ExitCode::from(2);
+    };
+    let folder = config.store.path.join(&at.route);
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{bar:40} {percent} % {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let mut progress = |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    };
+    let done = if out {
+        export(&folder, route.store(&config.store), other, &mut progress).map(|keys| format!("{keys} keys"))
+    } else {
+        import(other, &folder, &mut progress).map(|bytes| format!("{bytes} bytes"))
+    };
+    bar.finish_and_clear();
+    match done {
+        Ok(amount) => {
+            println!("route {:?}: {amount} {what} {}", at.route, other.display());
+            ExitCode::SUCCESS
+        }
+        Err(fault) => {
+            eprintln!("oncegate: route {:?}: {fault}", at.route);
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn verified(folder: &Path) -> Result<Report, String> {
