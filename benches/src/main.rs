@@ -4,6 +4,7 @@
 
 mod http;
 mod load;
+mod plot;
 mod relay;
 mod report;
 mod store;
@@ -47,6 +48,9 @@ enum Bench {
         /// Live keys; the scale's, if not given.
         #[arg(long)]
         keys: Option<u64>,
+        /// Where to write a chart of the arms, as SVG.
+        #[arg(long)]
+        plot: Option<std::path::PathBuf>,
     },
     /// Fills a store and waits to be killed.
     #[command(hide = true)]
@@ -91,10 +95,10 @@ fn main() {
                 None
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
-            Bench::Store { arm, keys } => {
-                let (scale, arm, keys) = (arguments.scale, arm.clone(), *keys);
+            Bench::Store { arm, keys, plot } => {
+                let (scale, arm, keys, plot) = (arguments.scale, arm.clone(), *keys, plot.clone());
                 Some(
-                    tokio::task::spawn_blocking(move || store::run(scale, &arm, keys))
+                    tokio::task::spawn_blocking(move || store::run(scale, &arm, keys, plot.as_deref()))
                         .await
                         .expect("no panic"),
                 )

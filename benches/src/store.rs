@@ -26,6 +26,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::{
     Scale,
+    plot::{Curves, svg},
     report::{Report, Row},
 };
 
@@ -190,12 +191,10 @@ pub(crate) fn fill(folder: &Path, keys: u64, memory_bytes: u64) {
         }
     });
     // Past the window by a tenth, so that slots have expired.
-    let mut points = Vec::new();
     let part = (keys / 12).max(BATCH);
     let written = io_bytes();
     while ours.next < keys + keys / 10 {
         let rate = ours.run(Duration::MAX, part);
-        points.push(json!({ "keys": ours.next, "rate": rate }));
         println!("{}", json!({ "keys": ours.next, "rate": rate }));
     }
     let written = (io_bytes() - written) as f64 / ours.next as f64;
@@ -266,21 +265,22 @@ fn field(text: &str, name: &str) -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-pub(crate) fn run(scale: Scale, arm: &str, keys: Option<u64>) -> Report {
+pub(crate) fn run(scale: Scale, arm: &str, keys: Option<u64>, plot: Option<&Path>) -> Report {
+    let mut curves = Curves::new();
     let mut report = Report::new("store");
     let keys = keys.unwrap_or(if scale == Scale::Full { 100_000_000 } else { 3_000_000 });
     if "oncegate".contains(arm) {
-        ours(&mut report, keys);
+        ours(&mut report, keys, &mut curves);
     }
     if "redb-rows".contains(arm) {
-        redb_rows(&mut report, keys);
+        redb_rows(&mut report, keys, &mut curves);
     }
     #[cfg(feature = "fjall")]
     if "fjall".contains(arm) {
-        lsm(&mut report, keys);
+        lsm(&mut report, keys, &mut curves);
     }
     if "redis".contains(arm) {
-        redis(&mut report, keys);
+        redis(&mut report, keys, &mut curves);
     }
     for rival in ["redb-rows", "fjall", "redis"] {
         let goal = if rival == "redb-rows" {
@@ -291,6 +291,10 @@ pub(crate) fn run(scale: Scale, arm: &str, keys: Option<u64>) -> Report {
             20.0
         };
         report.rivals.push(("check-and-settle", "oncegate", rival, goal));
+    }
+    if let Some(path) = plot {
+        let title = "Durable check-and-settle, 10 % copies, batches of 10,000";
+        fs::write(path, svg(title, &curves)).expect("the chart is written");
     }
     report
 }
@@ -306,7 +310,7 @@ fn row(
     Row { figure, arm, value, unit, correct, note }
 }
 
-fn ours(report: &mut Report, keys: u64) {
+fn ours(report: &mut Report, keys: u64, curves: &mut Curves) {
     let folder = tempfile::tempdir().expect("a folder");
     // For tables of a twelfth of the keys and more, and filters.
     let memory_bytes = (keys * 40).max(256 << 20);
@@ -318,14 +322,18 @@ fn ours(report: &mut Report, keys: u64) {
         .spawn()
         .expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut points = Vec::new();
     let done = loop {
         let line = lines.next().expect("it goes on to its end").expect("it speaks");
         let line: Value = serde_json::from_str(&line).expect("JSON");
         if line["done"] == true {
             break line;
         }
-        eprintln!("oncegate: {} keys, {:.0} keys/s", line["keys"], line["rate"].as_f64().unwrap_or(0.0));
+        let of = |name: &str| line[name].as_f64().unwrap_or(0.0);
+        eprintln!("oncegate: {} keys, {:.0} keys/s", of("keys"), of("rate"));
+        points.push((of("keys").min(keys as f64), of("rate")));
     };
+    curves.push(("oncegate", points));
     child.kill().and_then(|()| child.wait()).expect("it dies");
     let of = |name: &str| done[name].as_f64().unwrap_or(f64::NAN);
     let next = done["next"].as_u64().unwrap_or(0);
@@ -376,7 +384,14 @@ fn ours(report: &mut Report, keys: u64) {
 }
 
 /// Checks and settles batches as long as time lasts; `take` answers with how many were new.
-fn rival(report: &mut Report, arm: &'static str, keys: u64, mut take: impl FnMut(&[[u8; 16]]) -> u64) {
+fn rival(
+    report: &mut Report,
+    arm: &'static str,
+    keys: u64,
+    curves: &mut Curves,
+    mut take: impl FnMut(&[[u8; 16]]) -> u64,
+) {
+    let mut points = Vec::new();
     let (mut next, mut wrong, mut rate) = (0, 0, 0.0);
     let start = Instant::now();
     while next < keys && start.elapsed() < RIVAL_TIME {
@@ -384,7 +399,7 @@ fn rival(report: &mut Report, arm: &'static str, keys: u64, mut take: impl FnMut
         let from = next;
         let mut records = 0;
         // The last part is what counts: these fall as they grow.
-        while part.elapsed() < RIVAL_TIME / 5 && next < keys {
+        while part.elapsed() < RIVAL_TIME / 8 && next < keys {
             let numbers = batch(next, keys);
             let new = numbers.iter().filter(|number| **number >= next).count() as u64;
             let rows: Vec<[u8; 16]> = numbers.iter().map(|number| fingerprint(*number).0).collect();
@@ -394,16 +409,18 @@ fn rival(report: &mut Report, arm: &'static str, keys: u64, mut take: impl FnMut
         }
         rate = records as f64 / part.elapsed().as_secs_f64();
         eprintln!("{arm}: {from} to {next} keys, {rate:.0} keys/s");
+        points.push((next as f64, rate));
     }
     let note = format!("at {next} keys, which it reached in {:.0} s", start.elapsed().as_secs_f64());
+    curves.push((arm, points));
     report.rows.push(row("check-and-settle", arm, rate, "keys/s", wrong == 0, note));
 }
 
-fn redb_rows(report: &mut Report, keys: u64) {
+fn redb_rows(report: &mut Report, keys: u64, curves: &mut Curves) {
     const ROWS: TableDefinition<'_, [u8; 16], u64> = TableDefinition::new("rows");
     let folder = tempfile::tempdir().expect("a folder");
     let db = redb::Database::create(folder.path().join("rows.redb")).expect("a database");
-    rival(report, "redb-rows", keys, |rows| {
+    rival(report, "redb-rows", keys, curves, |rows| {
         let txn = db.begin_write().expect("a transaction");
         let mut new = 0;
         {
@@ -418,11 +435,11 @@ fn redb_rows(report: &mut Report, keys: u64) {
 }
 
 #[cfg(feature = "fjall")]
-fn lsm(report: &mut Report, keys: u64) {
+fn lsm(report: &mut Report, keys: u64, curves: &mut Curves) {
     let folder = tempfile::tempdir().expect("a folder");
     let db = fjall::Database::builder(folder.path()).open().expect("a database");
     let rows = db.keyspace("rows", fjall::KeyspaceCreateOptions::default).expect("a keyspace");
-    rival(report, "fjall", keys, |batch| {
+    rival(report, "fjall", keys, curves, |batch| {
         let mut write = db.batch();
         let mut new = 0;
         for row in batch {
@@ -448,7 +465,7 @@ impl Drop for Server {
 }
 
 /// `SET NX EX`, pipelined by 1,000, with an fsync for each.
-fn redis(report: &mut Report, keys: u64) {
+fn redis(report: &mut Report, keys: u64, curves: &mut Curves) {
     let folder = tempfile::tempdir().expect("a folder");
     let port =
         std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
@@ -473,7 +490,7 @@ fn redis(report: &mut Report, keys: u64) {
     };
     let mut answers = BufReader::new(stream.try_clone().expect("a stream"));
     let mut asks = BufWriter::with_capacity(1 << 20, stream);
-    rival(report, "redis", keys, |batch| {
+    rival(report, "redis", keys, curves, |batch| {
         let mut new = 0;
         for part in batch.chunks(1_000) {
             for row in part {
