@@ -91,6 +91,9 @@ pub(crate) struct Lane {
     last_positions: bool,
 }
 
+/// A lane holds the bytes of so many full batches before it takes no more in.
+const QUEUED_BATCHES: usize = 2;
+
 /// A fact without a row, and who waits until the marks hold it.
 pub(super) type Note = (Entry, oneshot::Sender<Result<(), String>>);
 
@@ -278,7 +281,7 @@ impl Lane {
         let route = self.route.clone();
         let most = route.rules.max_records;
         loop {
-            while self.queue.len() < most && !self.stopping {
+            while self.takes_more() && !self.stopping {
                 match self.inbox.try_recv() {
                     Ok(message) => self.take_in(message).await,
                     Err(mpsc::error::TryRecvError::Empty) => break,
@@ -318,7 +321,7 @@ impl Lane {
             }
             tokio::select! {
                 biased;
-                message = self.inbox.recv(), if self.queue.len() < most => match message {
+                message = self.inbox.recv(), if self.takes_more() => match message {
                     Some(message) => {
                         self.take_in(message).await;
                         self.linger().await;
@@ -331,11 +334,18 @@ impl Lane {
         }
     }
 
+    /// Whether there is room for more than what is queued: in records, and in bytes, since records may be large.
+    fn takes_more(&self) -> bool {
+        let rules = &self.route.rules;
+        self.queue.is_empty()
+            || (self.queue.len() < rules.max_records && self.works.bytes() < QUEUED_BATCHES * rules.max_bytes)
+    }
+
     /// Under lag a fuller batch is worth a few ms.
     async fn linger(&mut self) {
-        let (most, linger_ms) = (self.route.rules.max_records, self.route.rules.linger_ms);
+        let linger_ms = self.route.rules.linger_ms;
         let until = Instant::now() + Duration::from_millis(linger_ms);
-        while linger_ms > 0 && self.queue.len() < most {
+        while linger_ms > 0 && self.takes_more() {
             match tokio::time::timeout_at(until, self.inbox.recv()).await {
                 Ok(Some(message)) => self.take_in(message).await,
                 Ok(None) => {

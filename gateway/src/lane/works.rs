@@ -36,9 +36,15 @@ pub(crate) struct Work {
 pub(crate) struct Works {
     slots: Vec<Option<Work>>,
     free: Vec<u32>,
+    bytes: usize,
 }
 
 impl Works {
+    /// Bytes of all chunks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn submit(
         &mut self,
         chunk: Chunk,
@@ -83,6 +89,7 @@ impl Works {
     }
 
     fn insert(&mut self, work: Work) -> u32 {
+        self.bytes += work.chunk.bytes.len();
         match self.free.pop() {
             Some(id) => {
                 self.slots[id as usize] = Some(work);
@@ -135,6 +142,7 @@ impl Works {
         }
         if let Some(mut work) = self.slots[id as usize].take() {
             self.free.push(id);
+            self.bytes -= work.chunk.bytes.len();
             if let Some(reply) = work.reply.take() {
                 drop(reply.send(work.answers.into_iter().flatten().collect()));
             }
@@ -199,9 +207,11 @@ mod tests {
     fn a_finished_chunk_gives_its_place_back() {
         let mut works = Works::default();
         for _ in 0..3 {
-            let id = works.relay(chunk(1), Arc::from([]), Instant::now()).unwrap();
-            assert_eq!(id, 0);
+            let chunk = Chunk { bytes: vec![0; 10], ..chunk(1) };
+            let id = works.relay(chunk, Arc::from([]), Instant::now()).unwrap();
+            assert_eq!((id, works.bytes()), (0, 10));
             works.drop_record(Taken { work: id, index: 0, order: 0 });
+            assert_eq!(works.bytes(), 0);
         }
     }
 }
