@@ -84,6 +84,19 @@ impl Shared {
         }
     }
 
+    /// Latches an error, if it is one to stop for, and wakes whoever waits for what may never come now.
+    pub(crate) fn failed(&self, held: &mut Held, fail: Fail) -> StoreError {
+        let error = held.failed(fail);
+        self.wake();
+        error
+    }
+
+    fn wake(&self) {
+        for waiting in [&self.work, &self.done, &self.seal] {
+            waiting.notify_all();
+        }
+    }
+
     /// Waits while too many closed slots wait to be sealed: their tables are memory.
     pub(crate) fn wait_for_sealing(&self, held: &mut MutexGuard<'_, Held>) {
         while self.files.is_some()
@@ -156,8 +169,8 @@ impl Held {
         }
     }
 
-    /// Latches an error, if it is one to stop for.
-    pub(crate) fn failed(&mut self, fail: Fail) -> StoreError {
+    /// Latches an error, if it is one to stop for; [`Shared::failed`] also tells those who wait.
+    fn failed(&mut self, fail: Fail) -> StoreError {
         match fail {
             Fail::Full(text) => {
                 warn!(text, "the disk is full");
@@ -205,11 +218,10 @@ impl Held {
         if !(slots.is_due(watermark_ms, group_keys) || full && slots.open.keys() > 0) {
             return (group, None);
         }
-        // A tail that was given up on the way has a number, too: the next slot begins a tail of its own.
-        let generation = slots.open.generation.max(self.open_tail) + 1;
+        let generation = slots.open.generation + 1;
         let old = slots.close(group.number, generation, watermark_ms);
         self.pending.generation = generation;
-        self.pending.begins = Some(self.state.tombstones().clone());
+        self.pending.begins = true;
         self.since = Some(Instant::now());
         self.slot_bytes.0 = 0;
         (group, Some(old))
@@ -217,11 +229,13 @@ impl Held {
 
     /// Everything but identity and intents is gone, durably. Answers with what is to be dropped without the lock.
     pub(crate) fn discard(&mut self) {
-        let generation = self.open_tail.max(self.state.all_slots().open.generation + 1);
+        // The new tail's, or in memory the next.
+        let next = self.state.all_slots().open.generation + 1;
+        let generation = if self.open_tail > 0 { self.open_tail } else { next };
         self.state.discard(generation);
-        (self.in_hand, self.disk_full, self.slot_bytes.0) = (None, None, 0);
+        (self.in_hand, self.disk_full) = (None, None);
         self.durable = self.take().0.number;
-        self.pending.generation = generation;
+        (self.pending.generation, self.slot_bytes.0) = (generation, 0);
         (self.pending.watermark_ms, self.pending.retire_ms, self.retire_ms) = (None, i64::MIN, i64::MIN);
     }
 
@@ -235,8 +249,13 @@ impl Held {
         self.state.bytes() + self.pending.bytes + self.in_hand.as_ref().map_or(0, |group| group.bytes)
     }
 
+    /// Takes over what the files have come to. A slot whose tail was given up goes on under the number of the next one, so that its run
+    /// takes the place of the tail that holds its facts.
     pub(crate) fn measure(&mut self, files: &Files) {
         (self.disk_bytes, self.files, self.open_tail) = (files.bytes(), files.stats(), files.open_tail());
+        let number = &mut self.state.all_slots_mut().open.generation;
+        *number = (*number).max(self.open_tail);
+        self.pending.generation = *number;
     }
 }
 
@@ -247,7 +266,7 @@ impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.held.lock().stopped.get_or_insert_with(|| format!("the {} panicked", self.1));
-            self.0.done.notify_all();
+            self.0.wake();
         }
     }
 }
@@ -280,7 +299,7 @@ pub(crate) fn run(shared: &Shared) {
                 }
                 held.disk_full = Some(text);
             }
-            Err(fail) => drop(held.failed(fail)),
+            Err(fail) => drop(shared.failed(&mut held, fail)),
         }
         drop(held);
         shared.done.notify_all();
@@ -330,4 +349,35 @@ fn next_group(shared: &Shared) -> (Option<Arc<Group>>, Option<Arc<Closed>>) {
         (held.in_hand, dropped) = (Some(Arc::new(group)), old);
     }
     (held.in_hand.clone(), dropped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{floors::Spans, slots::SlotSizes};
+
+    /// A lane waited for the disk when a look-up of another met a damaged run and stopped the store: nobody woke the lane, and since the
+    /// committer had ended, nobody ever would have.
+    #[test]
+    fn rule7_whoever_waits_hears_of_an_error_that_another_met() {
+        let spans = Spans { window_ms: 0, lateness_ms: 0, idle_after_ms: 0 };
+        let state = State::new(spans, SlotSizes::new(1, 1 << 20), 1);
+        let shared = Arc::new(Shared::new(Held::new(state, 0, 0), None, 0));
+        shared.held.lock().pending.bytes = 1;
+        let (says, heard) = std::sync::mpsc::channel();
+        let waits = std::thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let mut held = shared.held.lock();
+                says.send(()).unwrap();
+                shared.wait_below(&mut held, 1);
+                says.send(()).unwrap();
+            }
+        });
+        heard.recv().unwrap();
+        // The lock is free only once the other waits.
+        drop(shared.failed(&mut shared.held.lock(), Fail::Unusable("a run is damaged".to_owned())));
+        heard.recv_timeout(Duration::from_secs(10)).expect("it goes on waiting");
+        waits.join().unwrap();
+    }
 }

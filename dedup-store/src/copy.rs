@@ -16,7 +16,6 @@ use crate::{
     fingerprint::{Hasher, Identity},
     manifest::{self, Manifest, Part},
     run::{self, Run, RunMeta},
-    state::Tombstones,
     store::{Store, StoreOptions},
     table::Table,
     tail::{Standing, Tail},
@@ -31,7 +30,6 @@ pub(crate) struct Snapshot {
     pub(crate) floor_ms: i64,
     pub(crate) last_group: u64,
     pub(crate) standing: Standing,
-    pub(crate) tombstones: Tombstones,
     /// Slots that are not sealed.
     pub(crate) tables: Vec<Arc<Table>>,
     pub(crate) runs: Vec<Arc<Run>>,
@@ -83,8 +81,7 @@ fn write(snapshot: &Snapshot, to: &dyn Disk, progress: &mut dyn FnMut(u64, u64))
         run::write_filter(to, hasher, run.generation, &filter)?;
         publish(run.generation, run.meta);
     }
-    let (standing, tombstones) = (&snapshot.standing, &snapshot.tombstones);
-    Tail::make(to, hasher, snapshot.next, snapshot.last_group, standing, tombstones)?.close()?;
+    Tail::make(to, hasher, snapshot.next, snapshot.last_group, &snapshot.standing)?.close()?;
     manifest.parts.insert(snapshot.next, Part::Open);
     manifest.make(to)?;
     Ok(keys)

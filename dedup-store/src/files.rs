@@ -44,7 +44,7 @@ pub(crate) struct Files {
     manifest: Manifest,
     hasher: Option<Hasher>,
     current: Current,
-    /// As of the last durable group.
+    /// As of the last durable group; after [`Files::replay`].
     standing: Standing,
     last_group: u64,
     /// A tail whose facts are all old is given up at a quarter of it.
@@ -167,8 +167,8 @@ impl Files {
             match part {
                 Part::Run(_) => {}
                 Part::Tail(sealed) => {
-                    let (mut tail, _) = Tail::open(&*self.disk, hasher, *generation)?;
-                    reader.begin(*generation, tail.tombstones()?);
+                    let (mut tail, standing) = Tail::open(&*self.disk, hasher, *generation)?;
+                    reader.begin(*generation, standing.tombstones);
                     tail.replay(hasher, &mut Learner(reader))?;
                     // Told when it was sealed: facts that it takes away may be gone since.
                     tail.newest_ms = sealed.newest_ms;
@@ -177,8 +177,9 @@ impl Files {
                     reader.end(sealed.group);
                 }
                 Part::Open => {
-                    reader.begin(*generation, newest.tombstones()?);
+                    reader.begin(*generation, self.standing.tombstones.clone());
                     newest.replay(hasher, &mut Learner(reader))?;
+                    self.standing.tombstones = reader.tombstones();
                 }
             }
         }
@@ -235,8 +236,7 @@ impl Files {
     /// Gives the store its identity and first tail.
     pub(crate) fn bind(&mut self, identity: &Identity) -> Result<(), Fail> {
         let hasher = Hasher::new(identity);
-        let none = Tombstones::new();
-        let tail = Tail::make(&*self.disk, &hasher, 1, self.last_group, &self.standing, &none)?;
+        let tail = Tail::make(&*self.disk, &hasher, 1, self.last_group, &self.standing)?;
         let mut manifest = self.manifest.clone();
         manifest.identity = Some(identity.clone());
         manifest.parts.insert(tail.generation, Part::Open);
@@ -255,10 +255,8 @@ impl Files {
             // An earlier attempt failed, and is in nevertheless.
             self.newest()?.took(group);
         } else {
-            if let Some(tombstones) = &group.begins
-                && self.open_tail() < group.generation
-            {
-                self.roll(group.generation, tombstones)?;
+            if group.begins && self.open_tail() < group.generation {
+                self.roll(group.generation)?;
             }
             if let Err(fail) = self.newest()?.commit(group) {
                 self.lose();
@@ -271,13 +269,9 @@ impl Files {
     }
 
     /// Drops the parts whose facts all lie below `floor_ms`; answers with the files to be removed, which nothing needs any more. `pressed`:
-    /// the file system is full, so the floor is made durable here and the reserve is given back first. `tombstones`: those that stand.
-    pub(crate) fn forget(
-        &mut self,
-        floor_ms: i64,
-        pressed: bool,
-        tombstones: impl FnOnce() -> Tombstones,
-    ) -> Result<Vec<String>, Fail> {
+    /// the file system is full, so the floor is made durable here and the reserve is given back first. A newest tail without any other fact is
+    /// closed, so that it goes as well: then [`Files::open_tail`] has moved on.
+    pub(crate) fn forget(&mut self, floor_ms: i64, pressed: bool) -> Result<Vec<String>, Fail> {
         if pressed {
             self.free_reserve()?;
         } else if !self.reserve {
@@ -288,23 +282,25 @@ impl Files {
             && tail.bytes >= self.roll_bytes / 4
             && tail.newest_ms.is_some_and(|newest| newest < floor_ms)
         {
-            self.roll(self.open_tail() + 1, &tombstones())?;
+            self.roll(self.open_tail() + 1)?;
         }
         let old = |part: &Part| {
             part.newest_ms().is_some_and(|newest| newest.is_none_or(|newest| newest < floor_ms))
         };
         let raises = floor_ms > self.manifest.floor_ms.max(self.standing.retire_ms);
-        if !(self.manifest.parts.values().any(old) || pressed && raises) {
-            return Ok(Vec::new());
+        let mut gone = Vec::new();
+        if self.manifest.parts.values().any(old) || pressed && raises {
+            let mut manifest = self.manifest.clone();
+            manifest.floor_ms = manifest.floor_ms.max(floor_ms);
+            manifest.parts.retain(|_, part| !old(part));
+            gone = self.replace(manifest)?;
         }
-        let mut manifest = self.manifest.clone();
-        manifest.floor_ms = manifest.floor_ms.max(floor_ms);
-        manifest.parts.retain(|_, part| !old(part));
-        self.replace(manifest)
+        // Not before the parts that hold their keys in vain are gone.
+        self.standing.tombstones.retain(|_, tombstone| tombstone.event_ms >= floor_ms);
+        Ok(gone)
     }
 
-    /// The run of a slot takes the place of its tail; answers with the files to be removed. The tail may be gone, if what the slot
-    /// holds came in when that tail had been given up already.
+    /// The run of a slot takes the place of its tail; answers with the files to be removed.
     pub(crate) fn publish(&mut self, generation: u64, meta: RunMeta) -> Result<Vec<String>, Fail> {
         let mut manifest = self.manifest.clone();
         manifest.parts.insert(generation, Part::Run(meta));
@@ -331,8 +327,7 @@ impl Files {
         let Some(hasher) = &self.hasher else { return Ok(Vec::new()) };
         let generation = self.open_tail() + 1;
         let standing = Standing { intents, ..Standing::default() };
-        let none = Tombstones::new();
-        let tail = Tail::make(&*self.disk, hasher, generation, self.last_group, &standing, &none)?;
+        let tail = Tail::make(&*self.disk, hasher, generation, self.last_group, &standing)?;
         let mut manifest = self.manifest.clone();
         manifest.floor_ms = i64::MIN;
         manifest.parts = BTreeMap::from([(generation, Part::Open)]);
@@ -347,9 +342,9 @@ impl Files {
     }
 
     /// Closes the current tail and goes on in a new one, which starts with all that stands.
-    fn roll(&mut self, generation: u64, tombstones: &Tombstones) -> Result<(), Fail> {
+    fn roll(&mut self, generation: u64) -> Result<(), Fail> {
         let (Some(hasher), Current::Open(old)) = (&self.hasher, &self.current) else { return Ok(()) };
-        let fresh = Tail::make(&*self.disk, hasher, generation, self.last_group, &self.standing, tombstones)?;
+        let fresh = Tail::make(&*self.disk, hasher, generation, self.last_group, &self.standing)?;
         let mut manifest = self.manifest.clone();
         manifest.parts.insert(old.generation, Part::Tail(old.sealed()));
         manifest.parts.insert(generation, Part::Open);
@@ -507,6 +502,8 @@ pub(crate) trait Replay {
     fn block(&mut self, group: u64, block: &Block) -> Result<Option<i64>, Fail>;
     /// Nothing is added to the tail any more; its last group.
     fn end(&mut self, group: u64);
+    /// The keys that are taken back by now.
+    fn tombstones(&self) -> Tombstones;
 }
 
 /// Hands blocks on; the first fault ends it.

@@ -89,6 +89,11 @@ fn part_name(generation: u64) -> String {
     format!("run-{generation}.part")
 }
 
+/// Names of all files that a run may have.
+pub(crate) fn file_names(generation: u64) -> [String; 3] {
+    [part_name(generation), file_name(generation), filter_name(generation)]
+}
+
 /// The generation in the name of a run's file, its filter's, or an unfinished one's.
 pub(crate) fn generation_of(name: &str) -> Option<u64> {
     let (generation, kind) = name.strip_prefix("run-")?.split_once('.')?;
@@ -103,7 +108,7 @@ pub(crate) struct Run {
     path: String,
     /// First fingerprint of each block, its first 8 bytes.
     index: Vec<u64>,
-    /// Looked up because a filter said "maybe", and not there.
+    /// Keys that were looked up, because a filter said "maybe" or there was none, and are not there.
     false_positives: AtomicU64,
 }
 
@@ -175,7 +180,8 @@ impl Run {
             if let Some(packed) = block.find(fingerprint) {
                 let known =
                     self.known(packed).ok_or_else(|| self.damaged(number as u64, "its outcome is none"))?;
-                return Ok(Some(Found { known, through: self.meta.through }));
+                let (through, newest_ms) = (self.meta.through, self.meta.newest_ms);
+                return Ok(Some(Found { known, through, newest_ms }));
             }
         }
         self.false_positives.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::{
@@ -41,7 +42,7 @@ pub(crate) fn run(shared: &Shared, disk: &dyn Disk) {
                 }
                 held.seal_full = true;
             }
-            Err(fail) => drop(held.failed(fail)),
+            Err(fail) => drop(shared.failed(&mut held, fail)),
         }
         drop(held);
         shared.done.notify_all();
@@ -80,7 +81,7 @@ fn seal(shared: &Shared, disk: &dyn Disk, hasher: &Hasher, table: &Arc<Table>) -
         Ok(None) => return Ok(()),
         Err(fail) => {
             place.iter().for_each(|place| drop(free(shared, place)));
-            return Err(fail);
+            return Err(give_up(disk, table.generation, fail));
         }
     };
     let place = place.unwrap_or_else(|| add_plane(shared, blocks));
@@ -109,13 +110,22 @@ fn seal(shared: &Shared, disk: &dyn Disk, hasher: &Hasher, table: &Arc<Table>) -
             // It expired, or was discarded, meanwhile.
             place.plane.clear(place.column);
             drop(free(shared, &place));
-            files::remove(disk, &[run::file_name(table.generation), run::filter_name(table.generation)])
+            files::remove(disk, &run::file_names(table.generation))
         }
         Err(fail) => {
             place.plane.clear(place.column);
             drop(free(shared, &place));
-            Err(fail)
+            Err(give_up(disk, table.generation, fail))
         }
+    }
+}
+
+/// What is left of a run that does not fit on the disk must not take up the room that others wait for.
+fn give_up(disk: &dyn Disk, generation: u64, fail: Fail) -> Fail {
+    match fail {
+        Fail::Full(_) => files::remove(disk, &run::file_names(generation)).err().unwrap_or(fail),
+        // After any other the store stops, and the next open tells what counts.
+        other => other,
     }
 }
 
@@ -125,18 +135,26 @@ fn build_filter(shared: &Shared, disk: &dyn Disk, hasher: &Hasher, run: Arc<Run>
     let place = shared.held.lock().state.all_slots_mut().place_in(filter.blocks());
     let place = place.unwrap_or_else(|| add_plane(shared, filter.blocks()));
     place.plane.add(place.column, &filter);
+    let written = run::write_filter(disk, hasher, run.generation, &filter);
+    let name = [run::filter_name(run.generation)];
+    // Whoever drops the run removes its files: either what was written is among them, or the run is seen to be gone.
+    let files = shared.files.as_ref().map(Mutex::lock);
     let mut held = shared.held.lock();
     if !held.state.all_slots().holds(&run) {
-        drop(held);
+        drop((held, files));
         place.plane.clear(place.column);
         drop(free(shared, &place));
-        return Ok(());
+        return files::remove(disk, &name);
     }
     info!(slot = run.generation, "its filter is built again");
     let old = held.state.all_slots_mut().seal(Arc::clone(&run), &place);
-    drop(held);
+    drop((held, files));
     drop(old);
-    run::write_filter(disk, hasher, run.generation, &filter)
+    match written {
+        // It serves from memory; what there is of the file is of no use.
+        Err(fail @ Fail::Full(_)) => Err(files::remove(disk, &name).err().unwrap_or(fail)),
+        other => other,
+    }
 }
 
 /// A first column in a new plane, which is large to make: without the lock.

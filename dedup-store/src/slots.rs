@@ -47,7 +47,9 @@ pub(crate) struct SlotSizes {
 impl SlotSizes {
     pub(crate) fn new(width_ms: i64, max_bytes: u64) -> Self {
         let max_keys = table::keys_within(max_bytes / TABLES_PER_BUDGET).max(MIN_SLOT_KEYS);
-        SlotSizes { width_ms: width_ms.max(1), max_bytes, max_keys, seal_keys: SEAL_KEYS }
+        // Within a small budget small slots are sealed too: a dozen of tables must not take it up.
+        let seal_keys = SEAL_KEYS.min(max_keys / 4);
+        SlotSizes { width_ms: width_ms.max(1), max_bytes, max_keys, seal_keys }
     }
 }
 
@@ -199,7 +201,7 @@ pub struct SlotStats {
     pub memory_bytes: u64,
     /// Bits of its filter; 0 without one.
     pub filter_bits: u64,
-    /// Reads of its run that a filter was wrong to ask for, since the store was opened.
+    /// Reads of its run that found nothing, since the store was opened: its filter was wrong, or not there yet.
     pub false_positives: u64,
 }
 
@@ -245,11 +247,13 @@ impl Slots {
         let keys = self.open.keys() as u64;
         let began_ms = match (self.began_ms, watermark_ms) {
             (Some(began_ms), _) => began_ms,
-            (None, Some(watermark_ms)) => *self.began_ms.insert(watermark_ms),
+            // Of a slot that began before the store was opened the oldest event tells it, or each opening would make it longer.
+            (None, Some(watermark_ms)) => *self.began_ms.insert(watermark_ms.min(self.open.oldest_ms)),
             (None, None) => i64::MAX,
         };
         let passed = watermark_ms.is_some_and(|now| now.saturating_sub(began_ms) >= self.sizes.width_ms);
-        keys > 0 && (passed || keys + group_keys > self.full_keys)
+        // A slot is half full at least, however large a group may be, or each group would be a slot of its own from then on.
+        keys > 0 && (passed || keys + group_keys.min(self.full_keys / 2) > self.full_keys)
     }
 
     /// Closes the open slot after this group and opens the next.
@@ -450,10 +454,12 @@ impl Slots {
         all
     }
 
-    /// A key that is settled again: the open slot has it from now on.
-    pub(crate) fn replace(&mut self, entry: &Entry) {
+    /// A key that is settled again: the open slot has it from now on, and stays as long as the slot that has had it so far,
+    /// or what was known before would be found again.
+    pub(crate) fn replace(&mut self, entry: &Entry, old: &Found) {
         self.open.remove(&entry.fingerprint);
         self.open.insert_absent(entry);
+        self.open.newest_ms = self.open.newest_ms.max(old.newest_ms);
     }
 }
 

@@ -309,22 +309,17 @@ impl State {
             if self.taken_back(block, &entry.fingerprint) {
                 continue;
             }
-            let forgotten = entry.event_ms < self.floor_ms;
-            if surely_absent {
-                if !forgotten {
-                    self.slots.open.insert_absent(entry);
-                }
-                continue;
-            }
-            match self.ask(entry, at, closed)?.map(|found| found.known) {
-                None if forgotten => {}
+            let old = if surely_absent { None } else { self.ask(entry, at, closed)? };
+            match old {
+                None if entry.event_ms < self.floor_ms => {}
                 None => self.slots.open.insert_absent(entry),
-                // A fact that was learnt twice stays as it is; an effect takes the place of a refusal (P2).
-                Some(old) if old.settled.refused() && !entry.settled.refused() => {
-                    let event_ms = entry.event_ms.max(old.event_ms);
-                    newest = newest.max(Some(event_ms));
-                    self.slots.replace(&Entry { event_ms, ..*entry });
+                // An effect takes the place of a refusal (P2), also below the floor: the refusal's slot may outlive it.
+                Some(old) if old.known.settled.refused() && !entry.settled.refused() => {
+                    newest = newest.max(Some(old.newest_ms));
+                    let event_ms = entry.event_ms.max(old.known.event_ms);
+                    self.slots.replace(&Entry { event_ms, ..*entry }, &old);
                 }
+                // A fact that was learnt twice stays as it is.
                 Some(_) => {}
             }
         }
@@ -359,8 +354,8 @@ impl State {
             tombstone.erased = group;
             self.slots.open.remove(&entry.fingerprint);
             if let Some(found) = found {
-                // As long-lived as the fact that it takes away, whatever time the operator gave it.
-                tombstone.event_ms = tombstone.event_ms.max(found.known.event_ms);
+                // As long-lived as the slot of the fact that it takes away, whatever time the operator gave it.
+                tombstone.event_ms = tombstone.event_ms.max(found.newest_ms);
             }
         }
         tombstone.event_ms
@@ -405,6 +400,14 @@ impl State {
 
     pub(crate) fn tombstones(&self) -> &Tombstones {
         &self.tombstones
+    }
+
+    /// Those of a block's keys.
+    pub(crate) fn tombstones_of(&self, block: &Block) -> impl Iterator<Item = (Fingerprint, Tombstone)> {
+        let entries = if self.tombstones.is_empty() { &[][..] } else { &block.entries };
+        entries
+            .iter()
+            .filter_map(|entry| Some((entry.fingerprint, self.tombstones.get(&entry.fingerprint)?.clone())))
     }
 
     /// At open: a tail follows, at whose start these keys were taken back.

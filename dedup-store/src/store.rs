@@ -188,7 +188,7 @@ impl Store {
             Some((bound, _)) => Err(StoreError::Unusable(differs(bound, identity))),
             None => {
                 if let Some(files) = &mut files {
-                    files.bind(identity).map_err(|fail| held.failed(fail))?;
+                    files.bind(identity).map_err(|fail| self.shared.failed(&mut held, fail))?;
                     held.measure(files);
                 }
                 let hasher = Hasher::new(identity);
@@ -246,7 +246,7 @@ impl Store {
         loop {
             let closed = Arc::clone(held.state.all_slots().closed());
             let asked = MutexGuard::unlocked(&mut held, || closed.find_all(&keys, &mut found));
-            asked.map_err(|fail| held.failed(fail))?;
+            asked.map_err(|fail| self.shared.failed(&mut held, fail))?;
             held.check()?;
             if Arc::ptr_eq(&closed, held.state.all_slots().closed()) {
                 return Ok((held, found));
@@ -296,9 +296,10 @@ impl Store {
             let learnt = held.state.learn(block, held.pending.number, of_block, |intent| {
                 gone.insert(*intent, false);
             });
-            let newest_ms = learnt.map_err(|fail| held.failed(fail))?;
+            let newest_ms = learnt.map_err(|fail| self.shared.failed(held, fail))?;
             held.pending.keys += block.entries.len() as u64;
             if durable {
+                held.pending.tombstones.extend(held.state.tombstones_of(block));
                 held.pending.blocks.push(block.bytes.clone());
                 held.pending.bytes += block.bytes.len() as u64;
                 held.pending.newest_ms = held.pending.newest_ms.max(newest_ms);
@@ -370,7 +371,7 @@ impl Store {
         if let Some(files) = &mut files {
             // Effects that were begun or ended since the last group are in no file yet, and are no facts: they stay as they are.
             let intents = held.state.intents().clone();
-            gone = files.discard(intents).map_err(|fail| held.failed(fail))?;
+            gone = files.discard(intents).map_err(|fail| self.shared.failed(&mut held, fail))?;
             files.skip_to(held.pending.number);
             held.measure(files);
         }
@@ -385,7 +386,7 @@ impl Store {
     /// Removes files that count no more. What is left of them is removed at the next open.
     fn remove(&self, names: &[String]) -> Result<(), StoreError> {
         let Some(disk) = &self.disk else { return Ok(()) };
-        files::remove(&**disk, names).map_err(|fail| self.shared.held.lock().failed(fail))
+        files::remove(&**disk, names).map_err(|fail| self.shared.failed(&mut self.shared.held.lock(), fail))
     }
 
     /// Retires slots below the floor of the last durable checkpoint, unlinks tails that hold nothing else, and says the floors.
@@ -404,14 +405,11 @@ impl Store {
         let mut gone = Vec::new();
         if let Some(files) = &mut files {
             drop(held);
-            let tombstones = || self.shared.held.lock().state.tombstones().clone();
-            let forgot = files.forget(floor_ms, pressed, tombstones);
+            let forgot = files.forget(floor_ms, pressed);
             held = self.shared.held.lock();
-            match forgot {
-                Ok(names) => gone = names,
-                Err(fail) => return Err(held.failed(fail)),
-            }
+            // Also after an error: the tail may be another one.
             held.measure(files);
+            gone = forgot.map_err(|fail| self.shared.failed(&mut held, fail))?;
         }
         held.retire_ms = held.retire_ms.max(floor_ms);
         let old = held.state.expire(floor_ms);
@@ -501,8 +499,8 @@ impl Store {
                 intents: held.state.intents().clone(),
                 watermark_ms: held.state.watermark_ms(),
                 retire_ms: held.retire_ms,
+                tombstones: held.state.tombstones().clone(),
             },
-            tombstones: held.state.tombstones().clone(),
             next: slots.open.generation.max(held.open_tail) + 1,
             runs: slots.closed().runs().cloned().collect(),
             tables: slots.closed().tables().iter().cloned().chain([Arc::new(open)]).collect(),
@@ -631,6 +629,10 @@ impl Replay for Learner {
         if slots.open.keys() > 0 {
             drop(slots.close(group, self.last_tail, watermark_ms));
         }
+    }
+
+    fn tombstones(&self) -> Tombstones {
+        self.state.tombstones().clone()
     }
 }
 

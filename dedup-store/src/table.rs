@@ -64,6 +64,8 @@ pub(crate) struct Found {
     pub(crate) known: Known,
     /// Last group of the slot that it lies in; the greatest number for the open one.
     pub(crate) through: u64,
+    /// Newest event time of that slot, ms: so long the fact is found.
+    pub(crate) newest_ms: i64,
 }
 
 /// The facts of one slot.
@@ -92,6 +94,14 @@ impl Table {
         Some(self.found(fact))
     }
 
+    fn found(&self, fact: &Fact) -> Found {
+        Found {
+            known: Known::new(fact.settled(), fact.event_ms, fact.digest(), DIGEST_BITS),
+            through: self.through,
+            newest_ms: self.newest_ms,
+        }
+    }
+
     /// Adds a key that is surely not there.
     pub(crate) fn insert_absent(&mut self, entry: &Entry) {
         let fact = Fact::new(entry);
@@ -104,14 +114,6 @@ impl Table {
         let entry = self.facts.find_entry(bits(fingerprint), |fact| fact.fingerprint == *fingerprint).ok()?;
         let fact = entry.remove().0;
         Some(self.found(&fact))
-    }
-
-    fn found(&self, fact: &Fact) -> Found {
-        // A closed slot expires as one: what takes a fact's place, or takes it back, must live as long as the slot.
-        let open = self.through == u64::MAX;
-        let event_ms = if open { fact.event_ms } else { self.newest_ms };
-        let known = Known::new(fact.settled(), event_ms, fact.digest(), DIGEST_BITS);
-        Found { known, through: self.through }
     }
 
     pub(crate) fn facts(&self) -> impl Iterator<Item = &Fact> {

@@ -40,8 +40,8 @@ pub(crate) struct Group {
     pub(crate) number: u64,
     /// The slot of its facts.
     pub(crate) generation: u64,
-    /// The keys that were taken back before this group: it is the first of its slot.
-    pub(crate) begins: Option<Tombstones>,
+    /// It is the first of its slot, so a tail begins with it.
+    pub(crate) begins: bool,
     /// Number of its facts.
     pub(crate) keys: u64,
     /// Facts, in the order in which they were settled.
@@ -58,6 +58,8 @@ pub(crate) struct Group {
     pub(crate) retire_ms: i64,
     /// Intents begun (true) or gone (false).
     pub(crate) intents: HashMap<Fingerprint, bool>,
+    /// Tombstones that it made or changed, as they stand after it.
+    pub(crate) tombstones: Tombstones,
 }
 
 /// What a tail says beside its blocks, as of its last group.
@@ -65,6 +67,8 @@ pub(crate) struct Group {
 pub(crate) struct Standing {
     pub(crate) checkpoints: HashMap<Arc<str>, Checkpoint>,
     pub(crate) intents: HashSet<Fingerprint>,
+    /// Of a tail that was just opened, as of its start.
+    pub(crate) tombstones: Tombstones,
     pub(crate) watermark_ms: Option<i64>,
     pub(crate) retire_ms: i64,
 }
@@ -74,6 +78,7 @@ impl Default for Standing {
         Standing {
             checkpoints: HashMap::new(),
             intents: HashSet::new(),
+            tombstones: Tombstones::new(),
             watermark_ms: None,
             retire_ms: i64::MIN,
         }
@@ -93,6 +98,9 @@ impl Standing {
                 self.intents.remove(fingerprint);
             }
         }
+        self.tombstones.extend(
+            group.tombstones.iter().map(|(fingerprint, tombstone)| (*fingerprint, tombstone.clone())),
+        );
         self.watermark_ms = self.watermark_ms.max(group.watermark_ms);
         self.retire_ms = self.retire_ms.max(group.retire_ms);
     }
@@ -135,7 +143,6 @@ impl Tail {
         generation: u64,
         group: u64,
         standing: &Standing,
-        tombstones: &Tombstones,
     ) -> Result<Self, Fail> {
         let name = file_name(generation);
         // One of a publication that was cut off.
@@ -154,7 +161,7 @@ impl Tail {
                 intents.insert(intent.0, ())?;
             }
             let mut taken_back = txn.open_table(TOMBSTONES)?;
-            for (fingerprint, tombstone) in tombstones {
+            for (fingerprint, tombstone) in &standing.tombstones {
                 taken_back.insert(fingerprint.0, &*tombstone_row(tombstone))?;
             }
             txn.open_table(STATE)?
@@ -172,22 +179,6 @@ impl Tail {
         let container = Container::open(disk, &file_name(generation), false, CACHE_BYTES)?;
         let (end, standing) = read_standing(&container, hasher)?;
         Ok((Tail { generation, container, end, bytes: 0, newest_ms: None }, standing))
-    }
-
-    /// The keys that were taken back before it began.
-    pub(crate) fn tombstones(&self) -> Result<Tombstones, Fail> {
-        let container = &self.container;
-        let txn = container.db.begin_read().map_err(|error| container.fail(error))?;
-        let table = txn.open_table(TOMBSTONES).map_err(|error| container.fail(error))?;
-        let mut tombstones = Tombstones::new();
-        for row in table.iter().map_err(|error| container.fail(error))? {
-            let (fingerprint, row) = row.map_err(|error| container.fail(error))?;
-            let fingerprint = Fingerprint(fingerprint.value());
-            let tombstone = read_tombstone(row.value())
-                .map_err(|text| container.unusable(format_args!("tombstone of {fingerprint}: {text}")))?;
-            tombstones.insert(fingerprint, tombstone);
-        }
-        Ok(tombstones)
     }
 
     /// That it ends where the manifest says; after [`Tail::replay`].
@@ -477,6 +468,14 @@ fn read_standing(container: &Container, hasher: &Hasher) -> Result<(End, Standin
     for row in intents.iter().map_err(|error| container.fail(error))? {
         let (intent, _) = row.map_err(|error| container.fail(error))?;
         standing.intents.insert(Fingerprint(intent.value()));
+    }
+    let tombstones = txn.open_table(TOMBSTONES).map_err(|error| container.fail(error))?;
+    for row in tombstones.iter().map_err(|error| container.fail(error))? {
+        let (fingerprint, row) = row.map_err(|error| container.fail(error))?;
+        let fingerprint = Fingerprint(fingerprint.value());
+        let tombstone = read_tombstone(row.value())
+            .map_err(|text| container.unusable(format_args!("tombstone of {fingerprint}: {text}")))?;
+        standing.tombstones.insert(fingerprint, tombstone);
     }
     Ok((end, standing))
 }

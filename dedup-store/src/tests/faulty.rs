@@ -6,6 +6,7 @@ use std::{
     io::{self, ErrorKind},
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -61,6 +62,9 @@ struct Inner {
     /// Reads of each file, by its name when it was opened.
     reads: BTreeMap<String, u64>,
     refused: u64,
+    /// Changes of files whose names start so wait.
+    stalled: Option<String>,
+    waiting: bool,
 }
 
 /// What is left of unsynced changes after a crash.
@@ -101,6 +105,30 @@ impl FaultyDisk {
     pub(crate) fn reads(&self, start: &str) -> u64 {
         let inner = self.0.lock();
         inner.reads.iter().filter(|(name, _)| name.starts_with(start)).map(|(_, reads)| reads).sum()
+    }
+
+    /// Changes of files whose names start so wait from now on, until this is told otherwise.
+    pub(crate) fn stall(&self, start: Option<&str>) {
+        let mut inner = self.0.lock();
+        (inner.stalled, inner.waiting) = (start.map(str::to_owned), false);
+    }
+
+    /// Whether a change waits.
+    pub(crate) fn waiting(&self) -> bool {
+        self.0.lock().waiting
+    }
+
+    fn wait(&self, name: &str) {
+        // Not for ever, or a test that fails would not end.
+        for _ in 0..10_000 {
+            let mut inner = self.0.lock();
+            match &inner.stalled {
+                Some(start) if name.starts_with(start) => inner.waiting = true,
+                _ => return,
+            }
+            drop(inner);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(crate) fn set_room(&self, room: Option<u64>) {
@@ -285,6 +313,7 @@ struct FaultyFile {
 
 impl FaultyFile {
     fn change(&self, change: Change, length: usize) -> io::Result<()> {
+        self.disk.wait(&self.name);
         let mut inner = self.disk.0.lock();
         inner.grow(self.id, length)?;
         let stepped = inner.step();

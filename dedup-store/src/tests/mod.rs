@@ -11,3 +11,5 @@ mod model;
 mod protocol;
 mod replay;
 mod seal;
+mod slots;
+mod stalled;

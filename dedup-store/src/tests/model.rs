@@ -19,8 +19,8 @@ enum Step {
     Release(u32),
     /// A mark of another owner is learnt.
     Learn(Vec<(u64, u8)>),
-    /// An operator takes a key back (P12).
-    Forget(u64),
+    /// Keys are taken back.
+    Forget(Vec<u64>),
     Watermark(i64),
     Expire,
     Seal,
@@ -36,7 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..3u32, 1..6u8).prop_map(|(lane, settled)| Step::Settle(lane, settled)),
         2 => (0..3u32).prop_map(Step::Release),
         2 => prop::collection::vec((0..KEYS, 1..6u8), 1..8).prop_map(Step::Learn),
-        2 => (0..KEYS).prop_map(Step::Forget),
+        1 => prop::collection::vec(0..KEYS, 1..4).prop_map(Step::Forget),
         2 => (0..60_000i64).prop_map(Step::Watermark),
         2 => Just(Step::Expire),
         2 => Just(Step::Seal),
@@ -122,13 +122,12 @@ impl World {
                 continue;
             }
             self.model.claims.remove(&number);
-            // Below the floor nothing is learnt, but that an effect has taken the place of a refusal which is there still.
-            if event_ms(number) < floor_ms && !self.model.facts.contains_key(&number) {
-                continue;
-            }
-            let known = self.model.facts.entry(number).or_insert((settled, digest));
-            if known.0.refused() && !settled.refused() {
-                *known = (settled, digest);
+            match self.model.facts.get_mut(&number) {
+                Some(known) if known.0.refused() && !settled.refused() => *known = (settled, digest),
+                None if event_ms(number) >= floor_ms => {
+                    self.model.facts.insert(number, (settled, digest));
+                }
+                _ => {}
             }
         }
     }
@@ -157,7 +156,10 @@ impl World {
                 };
                 self.settle(facts.into_iter().map(of).collect());
             }
-            Step::Forget(number) => self.settle(vec![(number, Settled::Forgotten, digest(number, false))]),
+            Step::Forget(keys) => {
+                let of = |number| (number, Settled::Forgotten, digest(number, false));
+                self.settle(keys.into_iter().map(of).collect());
+            }
             Step::Watermark(at) => {
                 self.model.watermark_ms = self.model.watermark_ms.max(Some(at));
                 self.settle(Vec::new());
@@ -195,7 +197,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
     fn p7_and_p16_the_store_says_what_a_plain_map_says(steps in steps()) {

@@ -1,0 +1,222 @@
+//! When slots are closed, and what stays known once some of them have gone (P2, P12, P16).
+
+use std::sync::Arc;
+
+use super::faulty::{FaultyDisk, Survival};
+use crate::{disk::Disk, store::Limits, testing::*, *};
+
+/// A slot is closed at 100 keys, and sealed if it holds 40. A tail of old facts is given up at 1,000 bytes.
+const LIMITS: Limits = Limits { roll_bytes: Some(4_000), keys: Some((100, 40)) };
+
+fn open(disk: &FaultyDisk) -> Store {
+    let store = Store::open_on(Arc::new(disk.clone()), options(), LIMITS).unwrap();
+    store.bind(&identity()).unwrap();
+    store
+}
+
+/// Moves the watermark on and nothing else.
+fn watermark(store: &Store, sequence: i64, watermark_ms: i64) {
+    settle(store, "a", sequence, [], watermark_ms);
+}
+
+fn settle_facts(store: &Store, sequence: i64, facts: Vec<Entry>) {
+    let ticket = store.settle(&[], &[block("a", sequence, facts)], 0).unwrap();
+    store.wait_durable(ticket).unwrap();
+}
+
+/// Runs `check` on the store as it is, and opened again.
+fn now_and_later(disk: &FaultyDisk, store: Store, check: impl Fn(&Store, &str)) {
+    check(&store, "as it is");
+    store.wait_sealed();
+    check(&store, "sealed");
+    check(&open(&disk.after_crash(Survival::Nothing)), "after a crash");
+    drop(store);
+    check(&open(disk), "opened again");
+}
+
+/// A record was refused, and its slot was kept alive by younger ones. The replay of its dead letter took effect, in a slot that expired
+/// first: then a copy was answered as refused again, though its row is in the sink.
+#[test]
+fn p2_an_effect_is_known_as_long_as_the_refusal_in_whose_place_it_is() {
+    for sealed in [false, true] {
+        let disk = FaultyDisk::default();
+        let store = open(&disk);
+        watermark(&store, 1, 1_000);
+        let young =
+            (100..if sealed { 150 } else { 110 }).map(|number| fact(number, 40_000, Settled::Written));
+        settle_facts(&store, 2, young.chain([fact(1, 5_000, Settled::DeadLettered)]).collect());
+        watermark(&store, 3, 2_000);
+        settle_facts(&store, 4, vec![fact(1, 5_000, Settled::Updated)]);
+        watermark(&store, 5, 3_000);
+        watermark(&store, 6, 30_000);
+        store.wait_sealed();
+        assert_eq!(store.expire(0).unwrap().retire_ms, 18_000);
+        now_and_later(&disk, store, |store, context| {
+            let known = store.peek(&key(1)).unwrap().map(|known| known.settled);
+            // Below the floor a tail that is read again need not bring it back: then the record is late.
+            let forgotten = known.is_none() && !sealed && !["as it is", "sealed"].contains(&context);
+            assert!(forgotten || known == Some(Settled::Updated), "{context}, sealed: {sealed}: {known:?}");
+            assert!(knows(store, &fact(100, 40_000, Settled::Written)), "{context}");
+        });
+    }
+}
+
+/// A key was taken back whose slot was closed and not sealed; the tombstone was remembered for as long as that one fact, but the slot stayed
+/// as long as its youngest: the key came back.
+#[test]
+fn p12_a_key_stays_taken_back_as_long_as_the_slot_that_holds_it() {
+    for sealed in [false, true] {
+        let disk = FaultyDisk::default();
+        let store = open(&disk);
+        watermark(&store, 1, 1_000);
+        let young =
+            (100..if sealed { 150 } else { 110 }).map(|number| fact(number, 40_000, Settled::Written));
+        settle_facts(&store, 2, young.chain([fact(1, 5_000, Settled::Written)]).collect());
+        watermark(&store, 3, 2_000);
+        store.wait_sealed();
+        settle_facts(&store, 4, vec![fact(1, 5_000, Settled::Forgotten)]);
+        watermark(&store, 5, 3_000);
+        watermark(&store, 6, 30_000);
+        assert_eq!(store.expire(0).unwrap().retire_ms, 18_000);
+        now_and_later(&disk, store, |store, context| {
+            assert_eq!(store.peek(&key(1)).unwrap(), None, "{context}, sealed: {sealed}");
+            assert_eq!(claim(store, 1, item(1, 30_000)), Verdict::New { late: false }, "{context}");
+            store.release_lane(1);
+        });
+    }
+}
+
+/// A tail of old facts was given up in the middle of a slot. From then on slots and tails were numbered apart, and the run of the next slot
+/// took the place of the tail with the rest of this one: after a restart those keys were new once more.
+#[test]
+fn p16_no_fact_is_lost_once_a_tail_was_given_up() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    watermark(&store, 1, 30_000);
+    settle(&store, "a", 2, 0..35, 1_000);
+    assert_eq!(store.expire(0).unwrap().retire_ms, 18_000);
+    assert!(!disk.list().unwrap().contains(&"tail-1.redb".to_owned()), "the tail was not given up");
+    settle(&store, "a", 3, 100..105, 30_000);
+    watermark(&store, 4, 31_500);
+    settle(&store, "a", 5, 200..260, 31_500);
+    watermark(&store, 6, 33_000);
+    watermark(&store, 7, 33_000);
+    store.wait_sealed();
+    assert!(store.stats(0).slots.iter().any(|slot| slot.kind == SlotKind::Sealed));
+    now_and_later(&disk, store, |store, context| {
+        for number in (100..105).chain(200..260) {
+            assert!(store.peek(&key(number)).unwrap().is_some(), "{context}: key {number}");
+        }
+        let numbers: Vec<_> = store.stats(0).slots.iter().map(|slot| slot.number).collect();
+        assert_eq!(numbers, [2, 3], "{context}");
+    });
+}
+
+/// A key was taken back in a group that was not durable yet, when a tail was given up: the new tail began with its tombstone. The power went,
+/// and with it the group. The record came again, took effect, and was dropped as older than that tombstone: its copy took effect too.
+#[test]
+fn p12_a_tombstone_is_not_durable_before_its_group() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    watermark(&store, 1, 30_000);
+    settle(&store, "a", 2, 0..35, 1_000);
+    let gone = [block("a", 3, vec![fact(1_000, 30_000, Settled::Forgotten)])];
+    store.settle(&[checkpoint("a", 3, 30_000)], &gone, 0).unwrap();
+    store.expire(0).unwrap();
+    assert!(disk.list().unwrap().contains(&"tail-2.redb".to_owned()), "no tail was given up");
+    let crashed = disk.after_crash(Survival::Nothing);
+    let store = open(&crashed);
+    assert_eq!(store.checkpoint("a").unwrap().sequence, 2);
+    assert_eq!(claim(&store, 1, item(1_000, 30_000)), Verdict::New { late: false });
+    settle(&store, "a", 3, [1_000], 30_000);
+    now_and_later(&crashed, store, |store, context| {
+        assert!(knows(store, &fact(1_000, 30_000, Settled::Written)), "{context}");
+    });
+}
+
+/// A tombstone that is durable is carried on by the tail that takes the place of one that was given up.
+#[test]
+fn p12_a_tombstone_outlives_the_tail_that_was_given_up() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, [1_000], 30_000);
+    watermark(&store, 2, 31_500);
+    settle_facts(&store, 3, vec![fact(1_000, 30_000, Settled::Forgotten)]);
+    for sequence in 4..20 {
+        settle(&store, "a", sequence, sequence as u64 * 50..sequence as u64 * 50 + 45, 30_000);
+    }
+    now_and_later(&disk, store, |store, context| {
+        assert_eq!(store.peek(&key(1_000)).unwrap(), None, "{context}");
+        assert!(knows(store, &fact(200, 30_000, Settled::Written)), "{context}");
+    });
+}
+
+/// After one group of more keys than fit into a slot each later group, of one key, was a slot with a tail and a manifest of its own.
+#[test]
+fn a_large_group_does_not_make_each_later_one_a_slot() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..400, 1_000);
+    for sequence in 2..102 {
+        settle(&store, "a", sequence, [1_000 + sequence as u64], 1_000);
+    }
+    let slots = store.stats(0).slots.len();
+    assert!(slots <= 4, "{slots} slots");
+}
+
+/// Each opening began the slot's time anew, so that of a store that was opened often no slot was closed, and nothing expired.
+#[test]
+fn p11_slots_expire_however_often_the_store_is_opened() {
+    let disk = FaultyDisk::default();
+    for sequence in 1..=60 {
+        // The width of a slot is 1,000 ms.
+        let store = open(&disk);
+        settle(&store, "a", sequence, [sequence as u64], sequence * 600);
+        store.expire(0).unwrap();
+    }
+    let store = open(&disk);
+    store.expire(0).unwrap();
+    // 12,000 ms hold 20 keys.
+    let keys = store.stats(0).keys;
+    assert!((20..=26).contains(&keys), "{keys} keys");
+}
+
+/// The slots of a small budget held fewer keys than were worth a run: none was sealed, and the tables took up the budget.
+#[test]
+fn p16_a_small_budget_holds_more_keys_than_tables_of_it() {
+    const KEYS: u64 = 80_000;
+    let small = StoreOptions { max_memory_bytes: 2 << 20, ..options() };
+    let store = Store::open_on(Arc::new(FaultyDisk::default()), small, Limits::default()).unwrap();
+    store.bind(&identity()).unwrap();
+    for sequence in 0..KEYS / 1_000 {
+        let keys = sequence * 1_000..(sequence + 1) * 1_000;
+        let items: Vec<_> = keys.clone().map(|number| item(number, 1_000)).collect();
+        store.claim(1, i64::MAX, &items, &mut Vec::new()).unwrap();
+        settle(&store, "a", sequence as i64, keys, 1_000);
+    }
+    let stats = store.stats(0);
+    assert_eq!(stats.keys, KEYS, "{stats}");
+    assert!(stats.memory_bytes < 2 << 20, "{stats}");
+}
+
+/// A discard begins a new tail, and the slot with it, whatever was on its way.
+#[test]
+fn p6_after_a_discard_slots_and_tails_go_on_together() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..100, 1_000);
+    // The slot is closed, and the next one's tail not there yet.
+    store.discard().unwrap();
+    settle(&store, "a", 1, 300..310, 1_000);
+    watermark(&store, 2, 2_500);
+    settle(&store, "a", 3, 400..450, 2_500);
+    watermark(&store, 4, 4_000);
+    watermark(&store, 5, 4_000);
+    now_and_later(&disk, store, |store, context| {
+        let stats = store.stats(0);
+        assert_eq!(stats.keys, 60, "{context}: {stats}");
+        assert!((0..100).all(|number| store.peek(&key(number)).unwrap().is_none()), "{context}");
+        let tails: Vec<_> = stats.files.iter().map(|file| file.file.as_str()).collect();
+        assert_eq!(tails.len(), 3, "{context}: {tails:?}");
+    });
+}
