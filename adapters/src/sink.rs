@@ -1,6 +1,12 @@
 //! The seam to a target: [`Sink`] (what it is, what it promises) and [`Session`] (one connection, owned by one lane).
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -306,6 +312,45 @@ pub struct Misfit {
     pub remedy: String,
 }
 
+/// Whether one connection still stands, as also those may ask who do not own it. Once it has ended it never stands again: a new
+/// connection has a new one.
+#[derive(Clone, Debug)]
+pub struct Life(Arc<AtomicBool>);
+
+impl Life {
+    /// Of no connection.
+    pub fn over() -> Self {
+        Self(Arc::new(AtomicBool::new(false)))
+    }
+
+    /// Nobody who holds the connection has seen it end.
+    pub fn stands(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Held by all that a connection is made of: the first that is dropped ends the [`Life`] that it gave out.
+#[derive(Clone, Debug)]
+pub struct Pulse(Arc<AtomicBool>);
+
+impl Pulse {
+    /// Of a connection that was just made.
+    pub fn begin() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// What others are told by.
+    pub fn life(&self) -> Life {
+        Life(self.0.clone())
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// A target: what it is and what it promises. Cheap to share; does no work itself.
 #[async_trait]
 pub trait Sink: Send + Sync + fmt::Debug {
@@ -351,4 +396,7 @@ pub trait Session: Send {
     async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError>;
     /// False once the connection has ended: verdicts wait until the next `acquire` (P6).
     fn connected(&self) -> bool;
+    /// Of the connection that there is. It ends without anybody asking the session, as soon as the connection's end is seen: verdicts
+    /// are also given where the session is not at hand (P6).
+    fn life(&self) -> Life;
 }

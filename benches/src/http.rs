@@ -11,8 +11,8 @@ use std::{
 
 use adapters::{
     sink::{
-        Acquire, Batch, Column, Encode, Guarantee, Mark, Misfit, Mode, Receipts, Resolution, RouteRow,
-        RowKind, RowOutcome, Session, ShardId, ShardState, ShardStep, Sink, SinkError,
+        Acquire, Batch, Column, Encode, Guarantee, Life, Mark, Misfit, Mode, Pulse, Receipts, Resolution,
+        RouteRow, RowKind, RowOutcome, Session, ShardId, ShardState, ShardStep, Sink, SinkError,
     },
     value::{BadValue, Value},
 };
@@ -394,11 +394,11 @@ impl Sink for Nowhere {
         }))
     }
     fn session(&self, _: &str, _: &str) -> Box<dyn Session> {
-        Box::new(NowhereSession)
+        Box::new(NowhereSession(Pulse::begin()))
     }
 }
 
-struct NowhereSession;
+struct NowhereSession(Pulse);
 
 #[async_trait]
 impl Session for NowhereSession {
@@ -438,5 +438,8 @@ impl Session for NowhereSession {
     }
     fn connected(&self) -> bool {
         true
+    }
+    fn life(&self) -> Life {
+        self.0.life()
     }
 }

@@ -259,6 +259,7 @@ impl Submit for Gate {
     fn peek(&self, chunk: &Chunk) -> Option<Vec<Answer>> {
         let route = &self.0.route;
         let mut answers = Vec::with_capacity(chunk.records.len());
+        let mut looked = false;
         for named in &chunk.records {
             let (outcome, first, problem) = match (&named.problem, named.fingerprint) {
                 (Some(problem), _) => match judge_unwritable(problem, Via::Call, &route.rules) {
@@ -266,12 +267,8 @@ impl Submit for Gate {
                     _ => return None,
                 },
                 (None, Some(fingerprint)) => {
-                    // Verdicts wait while a lane has no connection (P6).
-                    let known = if route.verdicts_open() {
-                        route.store.peek(&fingerprint).ok()??
-                    } else {
-                        return None;
-                    };
+                    let known = route.store.peek(&fingerprint).ok()??;
+                    looked = true;
                     if known.same(named.digest) || route.rules.mismatch == MismatchPolicy::Ignore {
                         (Outcome::Duplicate, Some(known.settled), None)
                     } else {
@@ -281,6 +278,10 @@ impl Submit for Gate {
                 (None, None) => return None,
             };
             answers.push(Answer { outcome, fingerprint: named.fingerprint, first, problem });
+        }
+        // Verdicts wait while a lane has no connection (P6). Asked last: a connection that stands now stood over all of the look.
+        if looked && !route.verdicts_open() {
+            return None;
         }
         for answer in &answers {
             route.metrics.count(answer.outcome, 1);

@@ -3,10 +3,10 @@
 use std::{
     collections::BTreeMap,
     sync::Arc,
-    sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicI64, AtomicU64, Ordering},
 };
 
-use adapters::sink::{Mark, Session, ShardId, ShardState, SinkError};
+use adapters::sink::{Life, Mark, Session, ShardId, ShardState, SinkError};
 use dedup_store::{Block, Checkpoint, Hasher, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
@@ -34,8 +34,8 @@ pub(crate) struct Route {
     pub(crate) history: RwLock<u64>,
     /// One rebuild at a time.
     rebuild: tokio::sync::Mutex<()>,
-    /// Lanes without a connection: verdicts wait (P6).
-    pub(crate) disconnected: AtomicUsize,
+    /// What each lane sees of the sink.
+    sights: RwLock<BTreeMap<u32, Sight>>,
     /// Why lanes are not ready, by lane.
     trouble: Mutex<BTreeMap<u32, String>>,
     /// The history whose marks have all been learnt; behind [`Route::history`] while a rebuild is under way, or was left half done.
@@ -44,6 +44,16 @@ pub(crate) struct Route {
     pub(crate) arrival: bool,
     /// Admission floor of the arrival clock, ms.
     pub(crate) admission_ms: AtomicI64,
+}
+
+/// What a lane sees of the sink.
+pub(crate) enum Sight {
+    /// Nothing: verdicts wait (P6).
+    Lost,
+    /// Its shards were compared with what is known here, on this connection.
+    Clear(Life),
+    /// It owns nothing that could have gone back.
+    Needless,
 }
 
 /// A shard whose state in the sink lies behind what is known here.
@@ -96,7 +106,7 @@ impl Route {
             changed: Notify::new(),
             history: RwLock::new(0),
             rebuild: tokio::sync::Mutex::new(()),
-            disconnected: AtomicUsize::new(0),
+            sights: RwLock::new(BTreeMap::new()),
             trouble: Mutex::new(BTreeMap::new()),
             learnt: AtomicU64::new(0),
             arrival,
@@ -127,9 +137,19 @@ impl Route {
         self.trouble.lock().values().next().cloned()
     }
 
-    /// Whether verdicts may be given: every lane sees its sink.
+    /// What lane `lane` sees of the sink from now on.
+    pub(crate) fn sees(&self, lane: u32, sight: Sight) {
+        self.sights.write().insert(lane, sight);
+    }
+
+    /// Whether verdicts may be given: every lane sees its sink, and its connection stands at this moment. A lane takes note of its
+    /// connection's end when it comes to it; by then a door would have given answers that a restored sink does not bear out (P6).
     pub(crate) fn verdicts_open(&self) -> bool {
-        self.disconnected.load(Ordering::Acquire) == 0
+        self.sights.read().values().all(|sight| match sight {
+            Sight::Lost => false,
+            Sight::Clear(life) => life.stands(),
+            Sight::Needless => true,
+        })
     }
 
     /// What the store knows of a shard: the last sequence.

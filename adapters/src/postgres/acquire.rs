@@ -149,7 +149,7 @@ impl PostgresSession {
 
     /// Answers with the blockers that are not ours to end.
     async fn end_blockers(&self, pid: i32) -> Result<Option<String>, Fault> {
-        let other = self.shared.address.connect("oncegate/take-over").await?;
+        let (other, _pulse) = self.shared.address.connect("oncegate/take-over").await?;
         let query = "SELECT b.pid, starts_with(a.application_name, $2), \
                      CASE WHEN starts_with(a.application_name, $2) THEN pg_terminate_backend(b.pid) ELSE false END \
                      FROM unnest(pg_blocking_pids($1)) AS b(pid) JOIN pg_stat_activity a ON a.pid = b.pid";

@@ -11,7 +11,7 @@ use rustls::{
 use tokio_postgres::{Client, Config, config::SslMode, error::SqlState};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::sink::Misfit;
+use crate::sink::{Misfit, Pulse};
 
 /// How to reach the server; checked once, when the sink is made.
 #[derive(Clone)]
@@ -68,17 +68,24 @@ impl Address {
         Ok(Address { config, tls })
     }
 
-    /// Connects under `application_name`; the connection's task ends with the client or the server.
-    pub(super) async fn connect(&self, application_name: &str) -> Result<Client, tokio_postgres::Error> {
+    /// Connects under `application_name`; the connection's task ends with the client or the server, and the pulse with it.
+    pub(super) async fn connect(
+        &self,
+        application_name: &str,
+    ) -> Result<(Client, Pulse), tokio_postgres::Error> {
         let mut config = self.config.clone();
         config.application_name(application_name);
         let (client, connection) = config.connect(self.tls.clone()).await?;
+        let pulse = Pulse::begin();
+        let ends = pulse.clone();
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = connection.await;
+            drop(ends);
+            if let Err(error) = ended {
                 tracing::debug!(error = %cause(&error), "connection to Postgres ended");
             }
         });
-        Ok(client)
+        Ok((client, pulse))
     }
 }
 

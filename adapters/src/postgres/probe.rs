@@ -18,7 +18,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs every check on a connection of its own.
 pub(super) async fn run(shared: &Shared) -> Result<Probed, Vec<Misfit>> {
-    let client = shared.address.connect("oncegate/probe").await.map_err(|error| {
+    let (client, _pulse) = shared.address.connect("oncegate/probe").await.map_err(|error| {
         vec![misfit(
             format!("cannot connect to Postgres: {}", cause(&error)),
             "check host, port, user, password and TLS (sslmode, sslrootcert) of the url",

@@ -14,7 +14,8 @@ use super::{
     tables::Tables,
 };
 use crate::sink::{
-    Acquire, Batch, Mark, Receipts, Resolution, RouteRow, Session, ShardId, ShardState, ShardStep, SinkError,
+    Acquire, Batch, Life, Mark, Pulse, Receipts, Resolution, RouteRow, Session, ShardId, ShardState,
+    ShardStep, SinkError,
 };
 
 /// Marks deleted by one `expire_marks`.
@@ -29,6 +30,8 @@ pub(super) struct Link {
     pub(super) statements: HashMap<StatementKey, Statement>,
     /// Some shard was acquired on it: only then is it a connection to deliver on (P6).
     pub(super) acquired: bool,
+    /// Ends with the connection's task, or with this.
+    pub(super) pulse: Pulse,
 }
 
 /// Names a prepared statement: which one, for which shape, for several shards or one.
@@ -104,20 +107,23 @@ impl PostgresSession {
     async fn connect_anew(&self) -> Result<Link, SinkError> {
         // The driver bounds each address of a host by the same time; this bounds them all, and the log-in.
         let limit = self.shared.config.connect_timeout * 2;
-        let client = tokio::time::timeout(limit, self.shared.address.connect(&self.application_name))
-            .await
-            .map_err(|_| again(format!("connecting to Postgres took more than {} ms", limit.as_millis())))?
-            .map_err(|error| {
-                let retry = error.as_db_error().is_none_or(|server| {
-                    // Wrong password, no such user or database: trying again does not help.
-                    !matches!(server.code().code().get(..2), Some("28" | "3D"))
-                });
-                SinkError::NotApplied {
-                    reason: format!("cannot connect to Postgres: {}", cause(&error)),
-                    retry,
-                }
-            })?;
-        Ok(Link { client, statements: HashMap::new(), acquired: false })
+        let (client, pulse) =
+            tokio::time::timeout(limit, self.shared.address.connect(&self.application_name))
+                .await
+                .map_err(|_| {
+                    again(format!("connecting to Postgres took more than {} ms", limit.as_millis()))
+                })?
+                .map_err(|error| {
+                    let retry = error.as_db_error().is_none_or(|server| {
+                        // Wrong password, no such user or database: trying again does not help.
+                        !matches!(server.code().code().get(..2), Some("28" | "3D"))
+                    });
+                    SinkError::NotApplied {
+                        reason: format!("cannot connect to Postgres: {}", cause(&error)),
+                        retry,
+                    }
+                })?;
+        Ok(Link { client, statements: HashMap::new(), acquired: false, pulse })
     }
 
     /// The connection that shards were acquired on.
@@ -472,5 +478,9 @@ impl Session for PostgresSession {
 
     fn connected(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.acquired && !link.client.is_closed())
+    }
+
+    fn life(&self) -> Life {
+        self.link.as_ref().filter(|link| link.acquired).map_or_else(Life::over, |link| link.pulse.life())
     }
 }

@@ -102,7 +102,7 @@ pub(super) fn run(
     finish: oneshot::Receiver<Finish>,
 ) -> Result<(), Fault> {
     let open = db.ready(config)?;
-    let Open { connection, file, layout } = open;
+    let Open { connection, file, layout, .. } = open;
     let mut refused = HashMap::new();
     let transaction = loop {
         let transaction = begin(connection)?;

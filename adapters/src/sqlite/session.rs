@@ -17,8 +17,8 @@ use super::{
     worker::{Db, Fault, FileId, Open, Worker},
 };
 use crate::sink::{
-    Acquire, Batch, Mark, OnRefused, Receipts, Resolution, RouteRow, RowOutcome, Session, ShardId,
-    ShardState, ShardStep, SinkError,
+    Acquire, Batch, Life, Mark, OnRefused, Pulse, Receipts, Resolution, RouteRow, RowOutcome, Session,
+    ShardId, ShardState, ShardStep, SinkError,
 };
 
 /// Bytes of blocks in one page of marks.
@@ -36,6 +36,7 @@ pub(super) struct SqliteSession {
     owner: Arc<str>,
     worker: Option<Worker>,
     connected: bool,
+    life: Life,
     /// Epochs that our own `resolve` may have set without hearing of it.
     raised: Arc<Mutex<HashMap<ShardId, i64>>>,
 }
@@ -49,6 +50,7 @@ impl SqliteSession {
             owner: owner.into(),
             worker: None,
             connected: false,
+            life: Life::over(),
             raised: Arc::default(),
         }
     }
@@ -62,6 +64,12 @@ impl SqliteSession {
         }
     }
 
+    /// A job has ended, with that of the connection.
+    fn left_with(&mut self, life: Option<Life>) {
+        self.connected = life.is_some();
+        self.life = life.unwrap_or_else(Life::over);
+    }
+
     /// Runs `job` on the thread. `connected` is false while it runs, so that a caller who leaves half way must acquire
     /// again; that waits for the job, for the thread does one thing after the other.
     pub(super) async fn run<T: Send + 'static>(
@@ -71,8 +79,8 @@ impl SqliteSession {
         let reply = self.worker()?.run(job);
         self.connected = false;
         match reply.await {
-            Ok((result, open)) => {
-                self.connected = open;
+            Ok((result, life)) => {
+                self.left_with(life);
                 result
             }
             Err(_) => {
@@ -112,7 +120,7 @@ impl Db {
                     retry: true,
                 })?;
                 let layout = layout(&connection, config, probed)?;
-                Ok(slot.insert(Open { connection, file, layout }))
+                Ok(slot.insert(Open { connection, file, layout, pulse: Pulse::begin() }))
             }
         }
     }
@@ -222,8 +230,8 @@ impl Session for SqliteSession {
             drop(finish);
         }
         match reply.await {
-            Ok((result, open)) => {
-                self.connected = open;
+            Ok((result, life)) => {
+                self.left_with(life);
                 // Without its finish the transaction was rolled back.
                 aborting.map_or(result, Err).map(|()| Receipts { rows })
             }
@@ -295,6 +303,10 @@ impl Session for SqliteSession {
 
     fn connected(&self) -> bool {
         self.connected
+    }
+
+    fn life(&self) -> Life {
+        self.life.clone()
     }
 }
 

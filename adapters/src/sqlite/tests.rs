@@ -251,11 +251,14 @@ async fn p6_a_file_put_in_place_of_another_is_noticed_before_anything_is_written
         std::fs::remove_file(bed.folder.path().join(format!("rows.db{suffix}"))).unwrap();
     }
     std::fs::rename(&backup, &bed.config.path).unwrap();
+    let life = bed.session.life();
+    assert!(life.stands());
     let error = bed.deliver(&[(Write, &["3"])]).await.unwrap_err();
     assert!(matches!(error, SinkError::NotApplied { retry: true, .. }), "{error}");
-    assert!(!bed.session.connected());
+    assert!(!bed.session.connected() && !life.stands() && !bed.session.life().stands());
     let state = bed.session.acquire(&[SHARD.into()], Acquire::Force).await.unwrap();
     assert_eq!(state[0].sequence, 1, "the sink went back, and says so");
+    assert!(bed.session.life().stands() && !life.stands());
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::probe::Layout;
-use crate::sink::SinkError;
+use crate::sink::{Life, Pulse, SinkError};
 
 /// What a job sees: the connection, if there is one.
 #[derive(Default)]
@@ -20,6 +20,8 @@ pub(super) struct Open {
     /// Which file it is, so that a file put in its place is noticed.
     pub(super) file: FileId,
     pub(super) layout: std::sync::Arc<Layout>,
+    /// Ends with the connection.
+    pub(super) pulse: Pulse,
 }
 
 /// Device and inode of the file (nothing where the system has none).
@@ -65,7 +67,7 @@ pub(super) struct Worker {
 }
 
 /// A job's answer on its way: nothing comes if the thread has ended.
-pub(super) type Reply<T> = oneshot::Receiver<(Result<T, SinkError>, bool)>;
+pub(super) type Reply<T> = oneshot::Receiver<(Result<T, SinkError>, Option<Life>)>;
 
 impl Worker {
     /// Starts the thread.
@@ -94,7 +96,7 @@ impl Worker {
                 fault.error
             });
             // The caller may have gone; the next job then finds what this one left.
-            drop(reply.send((result, db.open.is_some())));
+            drop(reply.send((result, db.open.as_ref().map(|open| open.pulse.life()))));
         });
         // If the thread has ended, the reply's sender is dropped with the job, and the caller sees that.
         drop(self.jobs.send(job));

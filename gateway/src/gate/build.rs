@@ -24,7 +24,7 @@ use crate::{
     lane::{LaneHandle, Rules, own::STALE_OWNER_MS, run::Lane, shard::OwnedShard},
     metrics::{Metrics, RouteMetrics},
     naming::{EventTime, Namer, NamingRules},
-    route::{LearnError, Route},
+    route::{LearnError, Route, Sight},
 };
 
 /// Messages in the inbox of a callers' lane; the HTTP door bounds the bytes.
@@ -405,7 +405,7 @@ impl Gate {
 async fn watched(route: Arc<Route>, lane: u32, run: impl Future<Output = ()>) {
     if AssertUnwindSafe(run).catch_unwind().await.is_err() {
         error!(route = %route.name, lane, "the lane panicked: this is a fault of Oncegate, please report it");
-        route.disconnected.fetch_add(1, Ordering::AcqRel);
+        route.sees(lane, Sight::Lost);
         route.set_trouble(lane, Some("a lane of the route failed; restart the process".into()));
     }
 }

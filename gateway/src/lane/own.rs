@@ -1,6 +1,6 @@
 //! Taking shards over, keeping them, losing them (P3 to P6, P13).
 
-use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use adapters::sink::{Acquire, Receipts, Resolution, RowOutcome, ShardId, ShardState, ShardStep, SinkError};
 use dedup_store::{Block, Fingerprint, Settled};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     clock::wall_ms,
-    route::{Behind, LearnError},
+    route::{Behind, LearnError, Sight},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ impl Lane {
         loop {
             let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
             let current = *self.route.history.read() == self.history;
-            if owns && current && !self.recheck && self.session.connected() {
+            if owns && current && !self.recheck && self.connected() {
                 return true;
             }
             match self.reacquire().await {
@@ -79,23 +79,19 @@ impl Lane {
         }
     }
 
-    /// Verdicts wait until the lane has acquired its shards on a new connection (P6).
-    pub(super) fn mark_disconnected(&mut self, disconnected: bool) {
-        if self.disconnected != disconnected {
-            self.disconnected = disconnected;
-            if disconnected {
-                self.route.disconnected.fetch_add(1, Ordering::AcqRel);
-            } else {
-                self.route.disconnected.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
+    /// Whether the connection stands on which the lane's shards were compared. The session may have made another one since: on that
+    /// one nothing was compared (P6).
+    pub(super) fn connected(&self) -> bool {
+        self.life.stands() && self.session.connected()
     }
 
     /// Acquires all of the lane's shards, compares each with what is known here, and learns or rebuilds what differs, before
     /// any verdict. The text says why it could not.
     async fn reacquire(&mut self) -> Result<(), String> {
-        self.mark_disconnected(true);
+        self.route.sees(self.id, Sight::Lost);
         self.session.acquire(&[], Acquire::Force).await.map_err(|fault| fault.to_string())?;
+        // All that follows is to be asked on one connection.
+        let life = self.session.life();
         // A rebuild that another lane began, or left half done, comes first: until it is whole, facts are missing.
         let learnt = self.route.complete(&mut *self.session, wall_ms()).await;
         let mut history = learnt.map_err(|fault| fault.to_string())?;
@@ -155,10 +151,14 @@ impl Lane {
         if *self.route.history.read() != history {
             return Err("the sink went back again while shards were acquired".into());
         }
+        if !life.stands() {
+            return Err("the connection ended while shards were acquired".into());
+        }
         self.history = history;
         self.recheck = false;
         self.heartbeat_at = Instant::now();
-        self.mark_disconnected(false);
+        self.life = life.clone();
+        self.route.sees(self.id, Sight::Clear(life));
         self.route.set_trouble(self.id, None);
         Ok(())
     }
@@ -191,14 +191,14 @@ impl Lane {
 
     /// Partitions were assigned: fence them, learn their facts, say where to read on.
     pub(super) async fn assign(&mut self, shards: Vec<(u32, ShardId)>) -> Result<Vec<AssignedShard>, String> {
-        if !self.session.connected() || self.recheck {
+        if !self.connected() || self.recheck {
             self.reacquire().await?;
         }
         let ids: Vec<ShardId> = shards.iter().map(|(_, id)| id.clone()).collect();
         let states = match self.session.acquire(&ids, Acquire::Force).await {
             Ok(states) => states,
             Err(fault) => {
-                self.recheck |= !self.session.connected();
+                self.recheck |= !self.connected();
                 return Err(fault.to_string());
             }
         };
@@ -247,7 +247,7 @@ impl Lane {
         match slot {
             Some(CALL_SLOT) => {
                 self.drop_slot(CALL_SLOT);
-                self.mark_disconnected(true);
+                self.route.sees(self.id, Sight::Lost);
                 self.route.set_trouble(self.id, Some(reason.clone()));
                 self.answer_unavailable(&reason);
             }
@@ -275,12 +275,12 @@ impl Lane {
     pub(super) async fn tick(&mut self) {
         if self.slots.is_empty() && self.call_shard.is_none() {
             // It owns nothing that could have gone back: verdicts need not wait for it.
-            self.mark_disconnected(false);
+            self.route.sees(self.id, Sight::Needless);
             return;
         }
         let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
         let current = *self.route.history.read() == self.history;
-        if !self.session.connected() || self.recheck || !owns || !current {
+        if !self.connected() || self.recheck || !owns || !current {
             if let Err(reason) = self.reacquire().await {
                 self.route.set_trouble(self.id, Some(reason));
             }
@@ -330,7 +330,7 @@ impl Lane {
     pub(super) async fn resolve(&mut self, flight: &Flight) -> Resolved {
         // Whatever comes out, the connection is a new one: all other shards are compared before the next verdict.
         self.recheck = true;
-        self.mark_disconnected(true);
+        self.route.sees(self.id, Sight::Lost);
         let mut pause = RETRY_FIRST;
         // Shards that were handed over meanwhile are asked about too: they are only taken if nobody else has.
         let mut ours: Vec<usize> = (0..flight.steps.len()).collect();

@@ -12,13 +12,13 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::Duration,
 };
 
 use adapters::{
     dead_letters::DeadLetters,
-    sink::{Row, Session, ShardId, ShardStep, Source},
+    sink::{Life, Row, Session, ShardId, ShardStep, Source},
 };
 use dedup_store::{Entry, Settled};
 use tokio::{
@@ -37,7 +37,7 @@ use crate::{
     metrics::Stage,
     naming::{Chunk, Named},
     outcome::Outcome,
-    route::Route,
+    route::{Route, Sight},
 };
 
 /// The slot of the lane's own shard, through which callers' records go.
@@ -69,8 +69,8 @@ pub(crate) struct Lane {
     queued: u64,
     /// The history that the lane's shards were acquired in.
     pub(super) history: u64,
-    /// It counts among the route's disconnected lanes.
-    pub(super) disconnected: bool,
+    /// Of the connection on which the lane's shards were acquired and compared.
+    pub(super) life: Life,
     /// Relay outcomes, by offset, whose position is not committed yet: a record read again must not count twice.
     pub(super) tally: BTreeMap<u32, Vec<(i64, Outcome)>>,
     /// Facts without rows, for the next batch's marks.
@@ -212,7 +212,7 @@ impl Lane {
         let own = own.map(|shard| (CALL_SLOT, shard));
         let cared = others.into_iter().enumerate().map(|(at, shard)| (CALL_SLOT - 1 - at as u32, shard));
         let history = *route.history.read();
-        route.disconnected.fetch_add(1, Ordering::AcqRel);
+        route.sees(id, Sight::Lost);
         Self {
             id,
             route,
@@ -228,7 +228,7 @@ impl Lane {
             unpark: false,
             queued: 0,
             history,
-            disconnected: true,
+            life: Life::over(),
             tally: BTreeMap::new(),
             notes: Vec::new(),
             recheck: true,
@@ -257,7 +257,7 @@ impl Lane {
                 Err(fault) => self.store_fault(&fault).await,
             }
         }
-        self.mark_disconnected(false);
+        self.route.sees(self.id, Sight::Needless);
         if !self.unresolved {
             self.route.store.release_lane(self.id);
         }
@@ -308,7 +308,7 @@ impl Lane {
             if self.stopping {
                 if self.parked.is_empty() {
                     // The last positions go out with a batch of their own.
-                    let moved = self.positions_moved() && self.session.connected();
+                    let moved = self.positions_moved() && self.connected();
                     self.positions_at = Instant::now() - POSITIONS_ONLY;
                     if moved && !self.last_positions {
                         self.last_positions = true;

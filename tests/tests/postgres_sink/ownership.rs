@@ -339,12 +339,20 @@ async fn tls_is_verified_where_it_is_required() {
 async fn p6_the_session_knows_at_once_that_its_connection_has_ended() {
     let mut rig = rig().await;
     assert!(rig.session.connected());
+    let life = rig.session.life();
+    assert!(life.stands());
     Postgres::shared().terminate_backends(&rig.database).await;
+    // Nobody asks the session: a door has only this.
     let deadline = Instant::now() + Duration::from_secs(5);
+    while life.stands() {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     while rig.session.connected() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    assert!(!rig.session.life().stands());
     let error = rig.try_deliver(&[r#"{"id":1}"#]).await.unwrap_err();
     assert!(matches!(error, SinkError::NotApplied { retry: true, .. }), "{error}");
     assert!(rig.session.marks_since(&SHARD.into(), 0).await.is_err(), "nothing but acquire reconnects");
@@ -352,6 +360,7 @@ async fn p6_the_session_knows_at_once_that_its_connection_has_ended() {
     assert!(!rig.session.connected(), "shards were not compared on the new connection");
     rig.acquire().await;
     assert_eq!(rig.deliver(&[r#"{"id":1}"#]).await, "W");
+    assert!(rig.session.life().stands() && !life.stands(), "a new connection, a new life");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use adapters::sink::{Acquire, Mode, Sink};
 use tokio::time::timeout;
 
 use super::{
-    door::shard_of,
+    door::{Topic, shard_of},
     faults::{Call, CallFault, DeliverFault},
     rig::{BASE_MS, Relay, Rig, call, counted, json, outcome, pass, plain, spawn_call, unavailable},
 };
@@ -300,6 +300,55 @@ async fn p6_the_first_lane_to_reconnect_sees_what_other_lanes_have_lost() {
     relay.push(0, &plain("k", "v"));
     relay.settled(0, 2).await;
     assert_eq!(rig.table(), ["warm=v", "k=v"], "the relay's copy is the only one left");
+}
+
+/// A lane looks after its connection four times a second, and the door asked the lanes. In between it answered copies from the
+/// store: the sink had ended every connection to be restored, the row was gone, and its producer heard `duplicate` and forgot it.
+#[tokio::test(start_paused = true)]
+async fn p6_the_door_answers_no_copy_from_the_moment_a_connection_ends() {
+    for lanes in [1, 3] {
+        let rig = Rig::listed(24);
+        let gate = rig.gate("a", (lanes, 0)).await;
+        let snapshot = rig.db();
+        for key in ["k", "l", "m"] {
+            assert_eq!(outcome(&gate, &plain(key, "v")).await, Outcome::Written);
+        }
+        assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Duplicate);
+        rig.world.lock().go_back(snapshot);
+        // At once: no lane has had a turn.
+        let answer = call(&gate, &plain("k", "v")).await;
+        assert_ne!(answer.outcome, Outcome::Duplicate, "{lanes} lanes: the row is in no table");
+        pass(1_000).await;
+        for key in ["k", "l", "m"] {
+            assert_ne!(outcome(&gate, &plain(key, "v")).await, Outcome::Unknown);
+        }
+        let mut table = rig.table();
+        table.sort();
+        assert_eq!(table, ["k=v", "l=v", "m=v"]);
+    }
+}
+
+/// Partitions were assigned while the connection broke: the lane's next call made a new one, on which only their shards were looked
+/// at, and what its other shards had lost went unnoticed.
+#[tokio::test(start_paused = true)]
+async fn p6_a_connection_made_by_an_assignment_is_compared_whole() {
+    let rig = Rig::listed(25);
+    let gate = rig.gate("a", (0, 1)).await;
+    let relay = Relay::join(&rig, "a", gate, &Topic::new(2));
+    relay.take(0);
+    relay.push(0, &plain("warm", "v"));
+    relay.settled(0, 1).await;
+    let snapshot = rig.db();
+    relay.push(0, &plain("k", "v"));
+    relay.settled(0, 2).await;
+    rig.world.lock().faults.rates.slow_ms = 400;
+    relay.take(1);
+    pass(30).await;
+    assert!(!rig.db().shards.contains_key(&shard_of(1)), "the assignment is on its way");
+    rig.world.lock().go_back(snapshot);
+    rig.world.lock().faults.rates.slow_ms = 0;
+    pass(2_000).await;
+    assert_eq!(rig.table(), ["warm=v", "k=v"], "what partition 0 had lost is read again");
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use adapters::sink::{
-    Acquire, Batch, Mark, MarkBlock, Receipts, Resolution, RouteRow, RowOutcome, Session, ShardId,
-    ShardState, ShardStep, SinkError,
+    Acquire, Batch, Life, Mark, MarkBlock, Pulse, Receipts, Resolution, RouteRow, RowOutcome, Session,
+    ShardId, ShardState, ShardStep, SinkError,
 };
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -80,7 +80,7 @@ impl FakeSession {
         }
         world.next_connection += 1;
         let connection = world.next_connection;
-        world.connections.insert(connection);
+        world.connections.insert(connection, Pulse::begin());
         self.connection = Some(connection);
         Ok(())
     }
@@ -374,6 +374,12 @@ impl Session for FakeSession {
     }
 
     fn connected(&self) -> bool {
-        self.connection.is_some_and(|connection| self.world.lock().connections.contains(&connection))
+        self.connection.is_some_and(|connection| self.world.lock().connections.contains_key(&connection))
+    }
+
+    fn life(&self) -> Life {
+        let world = self.world.lock();
+        let pulse = self.connection.and_then(|connection| world.connections.get(&connection));
+        pulse.map_or_else(Life::over, Pulse::life)
     }
 }

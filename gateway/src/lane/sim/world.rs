@@ -1,10 +1,10 @@
 //! What a sink in memory holds, exactly as a Transactional sink does: shard rows, rows, marks, dead letters, in one [`Db`] that
 //! is changed whole or not at all; and what stands around it: connections, attempts whose client is gone, frozen owners.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use adapters::sink::{
-    Batch, MarkBlock, Mode, OnRefused, RouteRow, RowKind, RowOutcome, ShardState, ShardStep, SinkError,
+    Batch, MarkBlock, Mode, OnRefused, Pulse, RouteRow, RowKind, RowOutcome, ShardState, ShardStep, SinkError,
 };
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -279,7 +279,7 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) ghosts: Vec<Ghost>,
     /// Connections that live.
-    pub(super) connections: HashSet<u64>,
+    pub(super) connections: HashMap<u64, Pulse>,
     pub(super) next_connection: u64,
     /// No connection can be made before.
     pub(super) down_until: Option<Instant>,
