@@ -87,11 +87,15 @@ fn whole(reader: &Reader<'_>, document: &DeTable<'_>, span: Range<usize>) -> Opt
     if sections.is_empty() {
         root.fault("the file has no route", "add a section [routes.NAME] with a key and a sink");
     }
+    let mut relays = Vec::new();
     for (name, section) in sections {
+        let relay = section.item("kafka");
         if let Some(route) = route::route(name.clone(), section, &views, server.as_ref()) {
+            relays.extend(relay.zip(route.relay.clone()));
             routes.insert(name, route);
         }
     }
+    relay::together(&relays);
     root.close();
     Some(Config { server: server?, store: store?, sinks, routes, log: log? })
 }

@@ -1,6 +1,9 @@
 //! `[routes.NAME.kafka]`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use toml::de::DeValue;
 
@@ -151,6 +154,51 @@ pub(super) fn relay(section: Section<'_, '_>) -> Option<RelayConfig> {
     }
     section.close();
     Some(config)
+}
+
+/// Notes relays of one file that would take each other's place in a group.
+pub(super) fn together(relays: &[(Item<'_, '_>, RelayConfig)]) {
+    for (at, one) in relays.iter().enumerate() {
+        for other in &relays[..at] {
+            let (first, second) =
+                if one.0.span.start < other.0.span.start { (one, other) } else { (other, one) };
+            let ((first, a), (second, b)) = (first, second);
+            if a.group != b.group || !one_cluster(&a.brokers, &b.brokers) {
+                continue;
+            }
+            let group = format!("group {:?} on the same cluster as {}", b.group, first.path);
+            if let Some(instance) = b.instance.as_ref().filter(|_| a.instance == b.instance) {
+                second.fault(
+                    format!(
+                        "has instance {instance:?} in {group}: they would be one member, and each fence the other"
+                    ),
+                    "give each relay a `group` of its own",
+                );
+            } else if let Some(topic) = b.topics.iter().find(|topic| a.topics.contains(topic)) {
+                second.fault(
+                    format!(
+                        "reads topic {topic:?} in {group}: each would get only a part of its partitions, and not the other's"
+                    ),
+                    "give each relay a `group` of its own",
+                );
+            }
+        }
+    }
+}
+
+/// Whether two lists of brokers name a broker in common. Lists that share none may still lead to one cluster: that cannot be told
+/// from here.
+fn one_cluster(a: &str, b: &str) -> bool {
+    let brokers = |list: &str| -> BTreeSet<String> {
+        let named = list.split(',').map(str::trim).filter(|broker| !broker.is_empty());
+        let plain = |broker: &str| {
+            let address = broker.rsplit("://").next().unwrap_or(broker).to_ascii_lowercase();
+            let port = address.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok());
+            if port { address } else { format!("{address}:9092") }
+        };
+        named.map(plain).collect()
+    };
+    !brokers(a).is_disjoint(&brokers(b))
 }
 
 /// Options by their dotted names, whether quoted or not.

@@ -352,6 +352,45 @@ fn relay_options_are_passed_on_quoted_or_dotted_and_bad_ones_refused() {
     assert!(!secret.iter().any(|error| error.contains("hunter2")), "{secret:?}");
 }
 
+/// A second route was copied from the first with its relay, `instance` and all: the two joined as one static member, fenced each
+/// other without end, and nothing in the file seemed wrong. Without `instance` each got half of the partitions.
+#[test]
+#[cfg(feature = "kafka")]
+fn p13_two_relays_that_would_be_one_member_are_refused() {
+    let file = |first: &str, second: &str| {
+        let route = |name: &str, kafka: &str| {
+            format!("[routes.{name}]\nsink = \"s\"\nkey = \"/id\"\n[routes.{name}.kafka]\n{kafka}\n")
+        };
+        format!("{}{}{SINK}", route("z", first), route("a", second))
+    };
+    let kafka = |brokers: &str, topic: &str, group: &str, instance: &str| {
+        let instance =
+            if instance.is_empty() { String::new() } else { format!("instance = \"{instance}\"\n") };
+        format!("brokers = \"{brokers}\"\ntopics = [\"{topic}\"]\ngroup = \"{group}\"\n{instance}")
+    };
+    let first = kafka("b1:9092,b2:9092", "t", "g", "i");
+    for brokers in ["b2:9092", "b3:1, B2", "PLAINTEXT://b1:9092"] {
+        let errors = errors(&file(&first, &kafka(brokers, "u", "g", "i")));
+        assert_eq!(errors.len(), 1, "{brokers}: {errors:?}");
+        for says in ["13:", "routes.a.kafka: ", "instance \"i\"", "group \"g\"", "routes.z.kafka", "fence"] {
+            assert!(errors[0].contains(says), "{says}: {errors:?}");
+        }
+    }
+    for (a, b) in [("", ""), ("i", "j"), ("i", "")] {
+        let errors = errors(&file(&kafka("b:1", "t", "g", a), &kafka("b:1", "t", "g", b)));
+        assert!(errors.len() == 1 && errors[0].contains("reads topic \"t\""), "{a} {b}: {errors:?}");
+    }
+    for second in [
+        kafka("b3:9092", "t", "g", "i"),
+        kafka("b1:9093", "t", "g", "i"),
+        kafka("b1:9092", "t", "h", "i"),
+        kafka("b1:9092", "u", "g", "j"),
+        kafka("b1:9092", "u", "g", ""),
+    ] {
+        load(&file(&first, &second), environment).unwrap_or_else(|errors| panic!("{second}: {errors:#?}"));
+    }
+}
+
 #[test]
 fn names_are_fit_for_urls_and_folders() {
     for bad in ["\"a/b\"", "\"\"", "\"..\"", "_a", "-a", "\"é\"", "\"a b\""] {
