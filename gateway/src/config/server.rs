@@ -63,7 +63,7 @@ pub struct StoreConfig {
 pub struct LogConfig {
     /// How lines are written.
     pub format: LogFormat,
-    /// In the language of `RUST_LOG`; none: that variable, else `info`.
+    /// In the language of `RUST_LOG`; none: that variable, else `info,tokio_postgres=warn`.
     pub levels: Option<String>,
 }
 
