@@ -214,6 +214,43 @@ async fn rule8_positions_cover_only_what_has_its_outcome() {
     assert_eq!(counted(&relay.gate), [("duplicate", 1), ("written", 3)].into());
 }
 
+/// An outcome that a relay's record had while its position was held back was counted at once, and again when the partition was read
+/// again from there: more outcomes than records.
+#[tokio::test(start_paused = true)]
+async fn rule8_a_relays_outcome_is_counted_with_its_position_and_not_before() {
+    for goes_back in [false, true] {
+        let rig = Rig::listed(15);
+        let relay = Relay::start(&rig, "a", (0, 2), 2).await;
+        relay.push(0, &plain("warm", "v"));
+        relay.settled(0, 1).await;
+        let snapshot = rig.db();
+        // Lane 1 holds the key for a while; the copy of a settled record behind it has its outcome at once.
+        rig.delay(3_000, 0);
+        relay.push(1, &plain("k", "v"));
+        pass(100).await;
+        relay.push(0, &plain("k", "v"));
+        relay.push(0, &plain("warm", "v"));
+        pass(1_000).await;
+        assert_eq!(relay.position(0), Some(1), "held back");
+        assert_eq!(
+            counted(&relay.gate),
+            [("written", 1)].into(),
+            "what may be read again has not counted yet"
+        );
+        if goes_back {
+            rig.world.lock().go_back(snapshot);
+        } else {
+            relay.door.revoke(0).await.unwrap();
+            relay.take(0);
+        }
+        relay.settled(0, 3).await;
+        relay.settled(1, 1).await;
+        pass(3_000).await;
+        assert_eq!(counted(&relay.gate), [("duplicate", 2), ("written", 2)].into(), "four records");
+        assert_eq!(rig.table().len(), 2);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn rule8_a_crash_between_commit_and_answer_reads_on_from_the_sinks_position() {
     let rig = Rig::listed(11);
