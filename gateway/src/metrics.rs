@@ -457,6 +457,11 @@ impl RouteMetrics {
         self.unchecked.inc_by(n);
     }
 
+    #[cfg(test)]
+    pub(crate) fn unchecked_so_far(&self) -> u64 {
+        self.unchecked.get()
+    }
+
     /// `n` records were submitted (negative: got their outcome).
     pub fn in_flight(&self, n: i64) {
         self.in_flight.inc_by(n);

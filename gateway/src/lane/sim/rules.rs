@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adapters::sink::{Mode, RowOutcome};
-use dedup_store::{Block, Hasher, Settled, Store, StoreOptions};
+use dedup_store::{Block, Fingerprint, Hasher, Settled, Store, StoreOptions};
 
 use super::{
     encode::POISON,
@@ -192,6 +192,92 @@ async fn rule7_a_store_without_verdicts_stops_callers_and_relay_and_nothing_pass
     assert_eq!(rig.table(), ["warm=v"]);
     assert_eq!(relay.position(0), None, "the relay waits");
     assert!(relay.gate.trouble().unwrap().contains("full"));
+}
+
+/// A store in a folder of its own.
+struct OnDisk(tempfile::TempDir);
+
+impl OnDisk {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn open(&self, rig: &Rig) -> Store {
+        Store::open(&self.0.path().join("store"), rig.options()).unwrap()
+    }
+
+    /// The folder is not there when the store wants to write a file: an IO error, and after it everything is in its place again.
+    fn stop(&self, store: &Store) {
+        let (here, away) = (self.0.path().join("store"), self.0.path().join("away"));
+        std::fs::rename(&here, &away).unwrap();
+        let stopped = store.discard().unwrap_err();
+        std::fs::rename(&away, &here).unwrap();
+        assert!(store.peek(&Fingerprint([0; 16])).is_err(), "stopped for good: {stopped}");
+    }
+}
+
+/// Only a full store was tried, which still answers copies. One that an IO error has stopped answers nothing at all.
+#[tokio::test(start_paused = true)]
+async fn rule7_a_store_stopped_by_an_io_error_gives_no_verdict_and_nothing_is_lost() {
+    let rig = Rig::listed(16);
+    let disk = OnDisk::new();
+    let gate = rig.try_gate("a", (1, 1), disk.open(&rig)).await.unwrap();
+    let relay = Relay::over(&rig, "a", gate, 1).await;
+    assert_eq!(outcome(&relay.gate, &plain("k", "v")).await, Outcome::Written);
+    relay.push(0, &plain("r0", "v"));
+    relay.settled(0, 1).await;
+    disk.stop(relay.gate.store());
+    relay.push(0, &plain("r1", "v"));
+    for _ in 0..3 {
+        for record in [plain("k", "v"), plain("l", "v")] {
+            let answer = call(&relay.gate, &record).await;
+            assert!(
+                matches!(&answer.problem, Some(Problem::Unavailable(reason)) if reason.contains("stopped")),
+                "no verdict, of copies neither: {answer:?}"
+            );
+        }
+        pass(5_000).await;
+    }
+    assert_eq!(
+        (rig.table(), relay.position(0)),
+        (vec!["k=v".to_owned(), "r0=v".to_owned()], Some(1)),
+        "all wait"
+    );
+    assert!(relay.gate.trouble().unwrap().contains("stopped"), "{:?}", relay.gate.trouble());
+    assert_eq!(relay.gate.metrics().unchecked_so_far(), 0);
+    // Opened again, after a restart.
+    let topic = relay.crash();
+    pass(100).await;
+    let relay = Relay::resume(&rig, "a", (1, 1), &topic, disk.open(&rig)).await;
+    relay.settled(0, 2).await;
+    assert_eq!(outcome(&relay.gate, &plain("k", "v")).await, Outcome::Duplicate);
+    assert_eq!(outcome(&relay.gate, &plain("l", "v")).await, Outcome::Written);
+    assert_eq!(rig.table(), ["k=v", "r0=v", "r1=v", "l=v"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule7_what_passes_a_stopped_store_is_counted_and_its_marks_are_kept() {
+    let mut rig = Rig::keyed(Mode::Insert, 17);
+    rig.rules.pass_unchecked = true;
+    let disk = OnDisk::new();
+    let gate = rig.try_gate("a", (1, 1), disk.open(&rig)).await.unwrap();
+    let relay = Relay::over(&rig, "a", gate, 1).await;
+    assert_eq!(outcome(&relay.gate, &plain("k", "v")).await, Outcome::Written);
+    assert_eq!(relay.gate.metrics().unchecked_so_far(), 0);
+    disk.stop(relay.gate.store());
+    relay.push(0, &plain("r", "v"));
+    relay.settled(0, 1).await;
+    assert_eq!(outcome(&relay.gate, &plain("l", "v")).await, Outcome::Written);
+    assert_eq!(outcome(&relay.gate, &plain("k", "v")).await, Outcome::Stale, "the row key tells the copy");
+    assert_eq!(relay.gate.metrics().unchecked_so_far(), 3);
+    let topic = relay.crash();
+    pass(100).await;
+    let relay = Relay::resume(&rig, "a", (1, 1), &topic, disk.open(&rig)).await;
+    for key in ["k", "l", "r"] {
+        assert_eq!(outcome(&relay.gate, &plain(key, "v")).await, Outcome::Duplicate, "{key}");
+    }
+    assert_eq!(relay.gate.metrics().unchecked_so_far(), 0);
+    assert_eq!(rig.table(), ["k=v", "l=v", "r=v"]);
 }
 
 #[tokio::test(start_paused = true)]
