@@ -394,6 +394,11 @@ pub trait Session: Send {
     async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError>;
     /// Shows that the owner lives: touches the heartbeat of the shards under their epochs. `Fenced` if one is lost.
     async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError>;
+    /// Forgets all that the shards' marks hold, in one fenced transaction: the marks go, and the rows' watermark and floor are those
+    /// of shards without a batch. Sequences and positions stay. Answers with how many marks went.
+    async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError>;
+    /// The sink's clock, ms since the epoch.
+    async fn now_ms(&mut self) -> Result<i64, SinkError>;
     /// False once the connection has ended: verdicts wait until the next `acquire` (P6).
     fn connected(&self) -> bool;
     /// Of the connection that there is. It ends without anybody asking the session, as soon as the connection's end is seen: verdicts

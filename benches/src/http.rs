@@ -436,6 +436,13 @@ impl Session for NowhereSession {
     async fn heartbeat(&mut self, _: &[(ShardId, i64)]) -> Result<(), SinkError> {
         Ok(())
     }
+    async fn forget_all(&mut self, _: &[(ShardId, i64)]) -> Result<u64, SinkError> {
+        Ok(0)
+    }
+    async fn now_ms(&mut self) -> Result<i64, SinkError> {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Ok(since.map_or(0, |since| since.as_millis() as i64))
+    }
     fn connected(&self) -> bool {
         true
     }

@@ -80,6 +80,99 @@ fn arrival(anchor_us: i64, elapsed: Duration, wall_us: i64, floor_us: i64) -> i6
     wall_us.min(limit).max(floor_us)
 }
 
+/// The clocks when a route by arrival opens, ms since the epoch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clocks {
+    pub(crate) host_ms: i64,
+    pub(crate) sink_ms: i64,
+    /// How far event time has come, by all that is known of the route; none if nothing is.
+    pub(crate) watermark_ms: Option<i64>,
+}
+
+/// What a route by arrival does with them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum AtStart {
+    /// It opens.
+    Good,
+    /// It opens, and says this: nothing is forgotten too early.
+    Warn(String),
+    /// By this clock it would forget keys whose copies may still come.
+    Refuse { what: String, remedy: String },
+}
+
+impl Clocks {
+    /// A clock that is ahead moves the watermark, and with it the floors, for good: keys are forgotten too early, and their copies
+    /// take effect again. So it is refused: by the sink's clock, where that is another one, and by how long the route would not have
+    /// been used. A clock that is behind harms nobody: arrival is the watermark until the clock has caught up.
+    pub(crate) fn at_start(
+        &self,
+        route: &str,
+        window_ms: i64,
+        max_skew_ms: i64,
+        max_jump_ms: i64,
+    ) -> AtStart {
+        let Self { host_ms, sink_ms, watermark_ms } = *self;
+        let ahead_ms = host_ms.saturating_sub(sink_ms);
+        if ahead_ms > max_skew_ms {
+            return AtStart::Refuse {
+                what: format!(
+                    "the clock of this host ({}) is {} ahead of the sink's ({}), more than max_clock_skew = {}; by it, keys would \
+                     be forgotten too early",
+                    shown(host_ms),
+                    lasting(ahead_ms),
+                    shown(sink_ms),
+                    lasting(max_skew_ms),
+                ),
+                remedy: "set the clock that is wrong; raise max_clock_skew only if it is the sink's and has to stay so".into(),
+            };
+        }
+        let Some(watermark_ms) = watermark_ms else { return AtStart::Good };
+        let past_ms = host_ms.saturating_sub(watermark_ms);
+        let most_ms = window_ms.saturating_add(max_jump_ms);
+        if past_ms > most_ms {
+            return AtStart::Refuse {
+                what: format!(
+                    "the clock of this host ({}) is {} past the last record that the route knows ({}), more than window + \
+                     max_clock_jump = {}; if it is wrong, keys would be forgotten too early",
+                    shown(host_ms),
+                    lasting(past_ms),
+                    shown(watermark_ms),
+                    lasting(most_ms),
+                ),
+                remedy: format!(
+                    "set the clock if it is wrong; if it is right, all that the route knows has expired: discard it with `oncegate \
+                     store reset-floor --route {route}`, or raise max_clock_jump"
+                ),
+            };
+        }
+        if past_ms < -max_skew_ms {
+            return AtStart::Warn(format!(
+                "the clock of this host ({}) is {} behind the last record that the route knows ({}): records get that time as their \
+                 arrival until the clock has caught up, and nothing is forgotten meanwhile; if an earlier start had a clock that was \
+                 ahead, `oncegate store reset-floor --route {route}` discards what the route knows and begins anew",
+                shown(host_ms),
+                lasting(-past_ms),
+                shown(watermark_ms),
+            ));
+        }
+        AtStart::Good
+    }
+}
+
+/// A time for people.
+pub(crate) fn shown(ms: i64) -> String {
+    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| format!("{ms} ms"), |time| time.to_string())
+}
+
+fn lasting(ms: i64) -> String {
+    let (days, hours, minutes, seconds) =
+        (ms / 86_400_000, ms / 3_600_000 % 24, ms / 60_000 % 60, ms / 1_000 % 60);
+    let parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")];
+    let told: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count} {unit}")).collect();
+    if told.is_empty() { format!("{ms} ms") } else { told.join(" ") }
+}
+
 impl ArrivalClock {
     pub(crate) fn new() -> Self {
         Self { last: Mutex::new((wall_us(), Instant::now())) }
@@ -115,6 +208,51 @@ mod tests {
     fn p11_a_jump_of_the_wall_clock_is_bounded() {
         let a_year = 365 * 86_400 * SECOND;
         assert_eq!(arrival(0, Duration::from_secs(10), a_year, 0), 310 * SECOND);
+    }
+
+    const DAY_MS: i64 = 86_400_000;
+
+    /// A host came up with its clock two years ahead: the first record moved the watermark there, every key was forgotten, and copies
+    /// of records of the same morning were written a second time.
+    #[test]
+    fn p11_a_clock_that_is_ahead_at_the_start_is_refused_and_the_way_out_is_named() {
+        let now = 1_800_000_000_000;
+        let at_start = |host_ms, sink_ms, watermark_ms| {
+            Clocks { host_ms, sink_ms, watermark_ms }.at_start("orders", DAY_MS, 300_000, 30 * DAY_MS)
+        };
+        for (host, sink, watermark) in [
+            (now, now, None),
+            (now, now, Some(now - 1_000)),
+            (now + 299_000, now, Some(now)),
+            // Away for a week, and for as long as may be.
+            (now, now, Some(now - 7 * DAY_MS)),
+            (now, now, Some(now - 31 * DAY_MS)),
+            // A new route on a host whose clock is behind, and one that is a little behind its own watermark.
+            (now - 2 * DAY_MS, now, None),
+            (now - 299_000, now, Some(now)),
+        ] {
+            assert_eq!(at_start(host, sink, watermark), AtStart::Good, "{host} {sink} {watermark:?}");
+        }
+        let refused = |host, sink, watermark| match at_start(host, sink, watermark) {
+            AtStart::Refuse { what, remedy } => (what, remedy),
+            other => panic!("{other:?}"),
+        };
+        for watermark in [None, Some(now), Some(now - 20 * DAY_MS)] {
+            let (what, remedy) = refused(now + 90_061_000, now, watermark);
+            assert!(
+                what.contains("1 d 1 h 1 min 1 s ahead") && what.contains("2027-01-15T08:00:00Z"),
+                "{what}"
+            );
+            assert!(
+                what.contains("max_clock_skew = 5 min") && remedy.contains("max_clock_skew"),
+                "{what}; {remedy}"
+            );
+        }
+        let (what, remedy) = refused(now, now, Some(now - 31 * DAY_MS - 1));
+        assert!(what.contains("31 d past") && what.contains("max_clock_jump = 31 d"), "{what}");
+        assert!(remedy.contains("oncegate store reset-floor --route orders"), "{remedy}");
+        let AtStart::Warn(warning) = at_start(now - 2 * DAY_MS, now, Some(now)) else { panic!("no warning") };
+        assert!(warning.contains("2 d behind") && warning.contains("reset-floor"), "{warning}");
     }
 
     #[test]

@@ -32,6 +32,7 @@
 
 mod build;
 mod once;
+mod reset;
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -49,6 +50,7 @@ use tracing::warn;
 pub use self::{
     build::{BuildError, GateBuilder, LettersOf},
     once::{Once, OnceError},
+    reset::{Reset, reset_floor},
 };
 use crate::{
     clock::wall_ms,

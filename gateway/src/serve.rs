@@ -290,7 +290,7 @@ fn relay_lanes(route: &RouteConfig) -> u32 {
     route.relay.as_ref().map_or(0, |_| route.lanes.relay.unwrap_or_else(cores))
 }
 
-fn sink_of(config: &SinkConfig) -> Result<Arc<dyn Sink>, String> {
+pub(crate) fn sink_of(config: &SinkConfig) -> Result<Arc<dyn Sink>, String> {
     match &config.target {
         Target::Sqlite { .. } => {
             let config = config.sqlite().ok_or("not a SQLite sink")?;

@@ -24,6 +24,9 @@ const EXPIRE_AT_ONCE: i64 = 500;
 const PAGE_BYTES: i64 = 16 << 20;
 /// And marks.
 const PAGE_MARKS: i64 = 4096;
+/// All marks of a route are deleted within so long.
+const FORGET: Duration = Duration::from_secs(3_600);
+
 /// A connection, and what is prepared on it.
 pub(super) struct Link {
     pub(super) client: Client,
@@ -473,6 +476,35 @@ impl Session for PostgresSession {
         let link = self.acquired()?;
         let result =
             bounded(self.limit(), touch(&link.client, &self.shared.tables, &self.route, owned)).await;
+        self.settle(link, result).await
+    }
+
+    async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError> {
+        let link = self.acquired()?;
+        let result = bounded(FORGET, async {
+            let client = &link.client;
+            let Tables { marks, shards, .. } = &self.shared.tables;
+            let names: Vec<&str> = owned.iter().map(|(shard, _)| &**shard).collect();
+            client.batch_execute(&format!("{}; SET LOCAL statement_timeout = 0", self.begin())).await?;
+            touch(client, &self.shared.tables, &self.route, owned).await?;
+            let lower = format!(
+                "UPDATE {shards} SET watermark_ms = $3, floor_ms = $3 WHERE route = $1 AND shard = ANY($2)"
+            );
+            client.execute(&lower, &[&self.route, &names, &i64::MIN]).await?;
+            let delete = format!("DELETE FROM {marks} WHERE route = $1 AND shard = ANY($2)");
+            let gone = client.execute(&delete, &[&self.route, &names]).await?;
+            client.batch_execute("COMMIT").await?;
+            Ok(gone)
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
+    async fn now_ms(&mut self) -> Result<i64, SinkError> {
+        let link = self.connect().await?;
+        let query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+        let result =
+            bounded(self.limit(), async { Ok(link.client.query_one(query, &[]).await?.get(0)) }).await;
         self.settle(link, result).await
     }
 

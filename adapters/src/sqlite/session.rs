@@ -301,6 +301,30 @@ impl Session for SqliteSession {
         .await
     }
 
+    async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError> {
+        let (config, route, owned) = (self.config.clone(), self.route.clone(), owned.to_vec());
+        self.run(move |db| {
+            let open = db.ready(&config)?;
+            let transaction = begin(&mut open.connection)?;
+            let gone = forget_all(&transaction, &route, &owned)?;
+            end(transaction, "forgetting marks")?;
+            Ok(gone)
+        })
+        .await
+    }
+
+    async fn now_ms(&mut self) -> Result<i64, SinkError> {
+        let config = self.config.clone();
+        self.run(move |db| {
+            db.look(&config, |connection| {
+                connection
+                    .query_row(&format!("SELECT {NOW_MS}"), [], |row| row.get(0))
+                    .map_err(|error| schema::fault("asking for the time", &error))
+            })
+        })
+        .await
+    }
+
     fn connected(&self) -> bool {
         self.connected
     }
@@ -519,6 +543,23 @@ fn expire(
             .map_err(doing)?;
     }
     Ok(gone.unsigned_abs())
+}
+
+fn forget_all(transaction: &Transaction<'_>, route: &str, owned: &[(ShardId, i64)]) -> Result<u64, Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("forgetting marks", &error);
+    let mut gone = 0;
+    for (shard, epoch) in owned {
+        let touched = transaction
+            .execute(
+                "UPDATE oncegate_shards SET watermark_ms = ?4, floor_ms = ?4 WHERE route = ?1 AND shard = ?2 AND epoch = ?3",
+                params![route, &**shard, epoch, i64::MIN],
+            )
+            .map_err(doing)?;
+        still_ours(transaction, route, shard, *epoch, touched)?;
+        let delete = "DELETE FROM oncegate_marks WHERE route = ?1 AND shard = ?2";
+        gone += transaction.execute(delete, params![route, &**shard]).map_err(doing)? as u64;
+    }
+    Ok(gone)
 }
 
 /// `touched` rows were found under our epoch: none means that another owner has the shard.

@@ -2,6 +2,7 @@
 
 mod check;
 mod quickstart;
+mod reset;
 mod serve;
 mod store;
 

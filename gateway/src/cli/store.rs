@@ -12,7 +12,10 @@ use dedup_store::{Report, SlotKind, Stats, Store, export, import, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::{Format, check};
+use super::{
+    Format, check,
+    reset::{self, ResetFloor},
+};
 use crate::{clock::wall_ms, config::Config};
 
 /// What to look at.
@@ -22,6 +25,8 @@ pub(super) enum StoreCommand {
     Stats(Look),
     /// Reads everything and checks every checksum, order and count; says what is wrong and whether it can be repaired.
     Verify(Look),
+    /// Discards all that a route knows, in its sink and its store: the way out of a watermark that a wrong clock has set.
+    ResetFloor(ResetFloor),
     /// Writes a compact, checked copy of a route's store to a new folder.
     Export {
         #[command(flatten)]
@@ -71,6 +76,7 @@ pub(super) fn run(command: &StoreCommand) -> ExitCode {
         StoreCommand::Stats(look) | StoreCommand::Verify(look) => look,
         StoreCommand::Export { at, to } => return copied(at, "exported to", to, true),
         StoreCommand::Import { at, from } => return copied(at, "imported from", from, false),
+        StoreCommand::ResetFloor(asked) => return reset::run(asked),
     };
     let Some(config) = check::load(&look.config) else { return ExitCode::from(2) };
     let routes: Vec<&String> =

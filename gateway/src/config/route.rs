@@ -211,6 +211,13 @@ fn rules(section: &Section<'_, '_>, event_time: Option<&EventTime>, view: Option
         }
     }
     let batch = batch(section);
+    let clock = |key, default| {
+        let Some(item) = section.item(key) else { return default };
+        if !arrival && event_time.is_some() {
+            item.fault("counts only where the arrival is the event time", "remove it");
+        }
+        item.duration(secs(1)..=days(3660)).unwrap_or(default)
+    };
     Rules {
         mode: view.map_or(Mode::Insert, |view| view.mode),
         mismatch: section.choice(
@@ -233,6 +240,8 @@ fn rules(section: &Section<'_, '_>, event_time: Option<&EventTime>, view: Option
         lateness_ms: whole_ms(lateness),
         window_ms: whole_ms(window),
         max_ahead_ms: whole_ms(section.duration("max_ahead", ms(0)..=days(3660), secs(300))),
+        max_clock_skew_ms: whole_ms(clock("max_clock_skew", secs(300))),
+        max_clock_jump_ms: whole_ms(clock("max_clock_jump", days(30))),
         ..Rules::default()
     }
 }

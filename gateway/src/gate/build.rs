@@ -14,11 +14,11 @@ use dedup_store::{Algorithm, Identity, Store, StoreError};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{Gate, Inner, blocking};
 use crate::{
-    clock::{ArrivalClock, wall_ms},
+    clock::{ArrivalClock, AtStart, Clocks, wall_ms},
     door::HttpLimits,
     key::KeySpec,
     lane::{LaneHandle, Rules, own::STALE_OWNER_MS, run::Lane, shard::OwnedShard},
@@ -311,6 +311,9 @@ impl Opening<'_> {
         for shard in &wanted {
             states.push(self.take(session, shard).await?);
         }
+        if self.route.arrival {
+            self.check_clock(session).await?;
+        }
         let history = *self.route.history.read();
         if let Some(behind) = self.route.behind(session).await.map_err(learnt)? {
             self.route.report(&behind);
@@ -335,6 +338,24 @@ impl Opening<'_> {
         }
         let others = states.split_off(lanes as usize);
         Ok((states, others))
+    }
+
+    /// A clock that is wrong and ahead is found out before the first record takes the route's watermark there (P11).
+    async fn check_clock(&self, session: &mut dyn Session) -> Result<(), BuildError> {
+        let route = self.route;
+        let known = route.store.checkpoints().into_iter().map(|checkpoint| checkpoint.watermark_ms);
+        let kept = session.shards("").await?.into_iter().map(|state| state.watermark_ms);
+        let watermark_ms = known.chain(kept).max().filter(|watermark| *watermark > i64::MIN);
+        let clocks = Clocks { sink_ms: session.now_ms().await?, host_ms: wall_ms(), watermark_ms };
+        let Rules { window_ms, max_clock_skew_ms, max_clock_jump_ms, .. } = route.rules;
+        match clocks.at_start(&route.name, window_ms, max_clock_skew_ms, max_clock_jump_ms) {
+            AtStart::Good => Ok(()),
+            AtStart::Warn(warning) => {
+                warn!(route = %route.name, "{warning}");
+                Ok(())
+            }
+            AtStart::Refuse { what, remedy } => Err(BuildError(vec![Misfit { what, remedy }])),
+        }
     }
 
     async fn take(&self, session: &mut dyn Session, shard: &ShardId) -> Result<ShardState, BuildError> {

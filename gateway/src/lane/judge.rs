@@ -90,6 +90,10 @@ pub struct Rules {
     pub window_ms: i64,
     /// How far ahead of now an event may lie, ms.
     pub max_ahead_ms: i64,
+    /// How far the host's clock may be ahead of the sink's when a route by arrival opens, ms.
+    pub max_clock_skew_ms: i64,
+    /// How far it may be past all that the route knows and has not forgotten, ms.
+    pub max_clock_jump_ms: i64,
 }
 
 impl Default for Rules {
@@ -111,6 +115,8 @@ impl Default for Rules {
             lateness_ms: 0,
             window_ms: 86_400_000,
             max_ahead_ms: 300_000,
+            max_clock_skew_ms: 300_000,
+            max_clock_jump_ms: 30 * 86_400_000,
         }
     }
 }

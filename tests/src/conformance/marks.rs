@@ -133,3 +133,29 @@ pub async fn p11_expiry_is_fenced<T: Target>(target: &T) {
     assert_eq!(bed.session.expire_marks(&owned[..1], 1000).await.expect("still ours"), 1);
     assert_eq!((bed.number(marks).await, bed.number(floors).await), (1, 1));
 }
+
+/// P11: after a reset nothing of the route is known any more, and reading goes on where it was.
+pub async fn p11_forgetting_all_takes_marks_and_floors_and_leaves_positions<T: Target>(target: &T) {
+    let mut bed = Bed::new(target, Mode::Insert).await;
+    for n in 0..5 {
+        bed.deliver(&[write(&format!("k{n}"), 1, 1)]).await.expect("goes in");
+    }
+    let owned = bed.owned();
+    bed.session.expire_marks(&owned, 300).await.expect("ours");
+    let before = bed.session.shards("").await.expect("shards").remove(0);
+    assert!(before.floor_ms == 300 && before.watermark_ms > 0);
+    let stale: Vec<_> = owned.iter().map(|(shard, epoch)| (shard.clone(), epoch - 1)).collect();
+    let fenced = bed.session.forget_all(&stale).await;
+    assert!(matches!(&fenced, Err(SinkError::Fenced { .. })), "{fenced:?}");
+    assert_eq!(bed.session.forget_all(&owned).await.expect("ours"), 3);
+    let after = bed.session.shards("").await.expect("shards").remove(0);
+    assert_eq!((after.floor_ms, after.watermark_ms), (i64::MIN, i64::MIN));
+    assert_eq!((after.sequence, after.position), (before.sequence, before.position));
+    assert!(bed.session.marks_since(&SHARD.into(), 0).await.expect("marks").is_empty());
+    let rows = "SELECT CAST(count(*) AS text) FROM t";
+    assert_eq!(bed.number(rows).await, 5, "rows stay");
+    let now_ms = bed.session.now_ms().await.expect("the sink's clock");
+    let host_ms =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_millis();
+    assert!(now_ms.abs_diff(host_ms as i64) < 60_000, "{now_ms} {host_ms}");
+}

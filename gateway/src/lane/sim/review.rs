@@ -1,6 +1,6 @@
 //! What a review found in the lanes, each fault once.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -9,7 +9,11 @@ use super::{
     faults::DeliverFault,
     rig::{BASE_MS, Relay, Rig, counted, outcome, pass, plain},
 };
-use crate::{clock::simulated, gate::Once, outcome::Outcome};
+use crate::{
+    clock::simulated,
+    gate::{Once, reset_floor},
+    outcome::Outcome,
+};
 
 /// While the sink was away, a lane emptied its inbox at each try: the relay read on, and memory grew, until it came back.
 #[tokio::test(start_paused = true)]
@@ -104,6 +108,81 @@ async fn p11_a_route_by_arrival_writes_on_when_the_clock_is_set_back() {
     assert_eq!(outcome(&gate, &plain("l", "v")).await, Outcome::Written);
     assert_eq!(outcome(&gate, &plain("l", "v")).await, Outcome::Duplicate);
     assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Duplicate);
+}
+
+/// A gateway came up with a clock that was years ahead: its first record took the watermark there, and what had been written that
+/// morning was forgotten and taken again.
+#[tokio::test(start_paused = true)]
+async fn p11_a_route_by_arrival_does_not_open_with_a_clock_that_is_ahead() {
+    const DAY_MS: i64 = 86_400_000;
+    let mut rig = Rig::listed(8);
+    (rig.rules.lateness_ms, rig.arrival) = (0, true);
+    let gate = rig.gate("a", (1, 0)).await;
+    assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Written);
+    gate.close().await;
+    let open = async |ahead_ms: i64, sink_too: bool| {
+        simulated::shift(ahead_ms * 1_000);
+        rig.world.lock().hosts_ahead_ms += if sink_too { 0 } else { ahead_ms };
+        rig.try_gate("a", (1, 0), rig.memory()).await
+    };
+    // The sink's clock is another one, and knows better.
+    let refused = open(2 * DAY_MS, false).await.unwrap_err().to_string();
+    assert!(refused.contains("2 d ahead of the sink's") && refused.contains("max_clock_skew"), "{refused}");
+    // It is the same one, and only the pause is strange.
+    rig.world.lock().hosts_ahead_ms = 0;
+    let refused = open(30 * DAY_MS, true).await.unwrap_err().to_string();
+    assert!(refused.contains("32 d past") && refused.contains("store reset-floor --route r"), "{refused}");
+    // The clock is set: nothing has been forgotten.
+    let gate = open(-32 * DAY_MS, true).await.unwrap();
+    assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Duplicate);
+    gate.close().await;
+    // Away for a week, and later back by a clock that is behind.
+    let gate = open(7 * DAY_MS, true).await.unwrap();
+    assert_eq!(outcome(&gate, &plain("l", "v")).await, Outcome::Written);
+    gate.close().await;
+    let gate = open(-3 * DAY_MS, true).await.unwrap();
+    assert_eq!(outcome(&gate, &plain("l", "v")).await, Outcome::Duplicate);
+    assert_eq!(outcome(&gate, &plain("m", "v")).await, Outcome::Written);
+    assert_eq!(rig.table(), ["k=v", "l=v", "m=v"]);
+}
+
+/// A clock that had been ahead for an hour left a watermark two years off: by it arrival stood still, nothing expired any more, and
+/// there was no way back but to delete rows of the bookkeeping by hand.
+#[tokio::test(start_paused = true)]
+async fn p11_reset_floor_is_the_way_out_of_a_watermark_that_a_wrong_clock_has_set() {
+    const TWO_YEARS_US: i64 = 730 * 86_400_000_000;
+    let mut rig = Rig::listed(9);
+    (rig.rules.lateness_ms, rig.arrival) = (0, true);
+    simulated::shift(TWO_YEARS_US);
+    let relay = Relay::start(&rig, "a", (1, 1), 1).await;
+    assert_eq!(outcome(&relay.gate, &plain("k", "v")).await, Outcome::Written);
+    relay.push(0, &plain("r", "v"));
+    relay.settled(0, 1).await;
+    simulated::shift(-TWO_YEARS_US);
+    let known: BTreeMap<String, i64> =
+        rig.db().shards.iter().map(|(shard, row)| (shard.clone(), row.sequence)).collect();
+    let store = rig.older_store(&rig.db(), &known);
+    assert_eq!(store.checkpoints().len(), 2, "it knows it all");
+    let sink = || Arc::new(rig.sink.clone());
+    let busy = reset_floor(sink(), "r", Some(&store), true).await.unwrap_err().to_string();
+    assert!(busy.contains("held by a") && busy.contains("stop every gateway"), "{busy}");
+    relay.gate.close().await;
+    let before = rig.db();
+    let looked = reset_floor(sink(), "r", Some(&store), false).await.unwrap();
+    assert_eq!((looked.marks, looked.shards.len()), (None, 2));
+    assert_eq!(rig.db().marks.len(), before.marks.len(), "without the word nothing is discarded");
+    let reset = reset_floor(sink(), "r", Some(&store), true).await.unwrap();
+    assert_eq!(reset.marks, Some(2));
+    assert!(reset.shards.iter().all(|state| state.watermark_ms > BASE_MS + 1_000_000_000));
+    pass(7_000).await;
+    let topic = relay.topic.clone();
+    let relay = Relay::resume(&rig, "a", (1, 1), &topic, store).await;
+    assert_eq!(outcome(&relay.gate, &plain("k", "v")).await, Outcome::Written, "what was known is discarded");
+    relay.push(0, &plain("s", "v"));
+    relay.settled(0, 2).await;
+    assert_eq!(rig.table(), ["k=v", "r=v", "k=v", "s=v"], "and the relay reads on where it was");
+    let db = rig.db();
+    assert!(db.shards.values().all(|row| (BASE_MS..BASE_MS + 100_000).contains(&row.watermark_ms)), "{db:?}");
 }
 
 /// Only records moved the watermark: a route that runs effects and writes nothing never forgot one.

@@ -85,6 +85,7 @@ impl Rig {
             attempts: Vec::new(),
             ghosts_applied: 0,
             heartbeats: 0,
+            hosts_ahead_ms: 0,
             expire_most: usize::MAX,
         };
         let world = Arc::new(Mutex::new(world));

@@ -10,6 +10,8 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
+use crate::clock::wall_ms;
+
 use super::{
     faults::{Call, CallFault, DeliverFault},
     world::{Ghost, OwnedBatch, World},
@@ -371,6 +373,26 @@ impl Session for FakeSession {
             world.heartbeats += 1;
         })?;
         self.end(fault, ())
+    }
+
+    async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError> {
+        let fault = self.begin(Call::Keep).await?;
+        self.need_connection()?;
+        let gone = self.owned(owned, |world, shard| {
+            let before = world.db.marks.len();
+            world.db.marks.retain(|(of, _), _| of != shard);
+            if let Some(row) = world.db.shards.get_mut(shard) {
+                (row.watermark_ms, row.floor_ms) = (i64::MIN, i64::MIN);
+            }
+            (before - world.db.marks.len()) as u64
+        })?;
+        self.end(fault, gone.into_iter().sum())
+    }
+
+    async fn now_ms(&mut self) -> Result<i64, SinkError> {
+        let fault = self.begin(Call::Look).await?;
+        let now_ms = wall_ms() - self.world.lock().hosts_ahead_ms;
+        self.end(fault, now_ms)
     }
 
     fn connected(&self) -> bool {

@@ -294,6 +294,8 @@ pub(super) struct World {
     /// Attempts that committed after their client was gone.
     pub(super) ghosts_applied: u32,
     pub(super) heartbeats: u32,
+    /// How far the clock of the gateways' hosts is ahead of the sink's.
+    pub(super) hosts_ahead_ms: i64,
     /// Marks that one call expires at most.
     pub(super) expire_most: usize,
 }
