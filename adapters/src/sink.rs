@@ -397,6 +397,12 @@ pub trait Session: Send {
     /// Forgets all that the shards' marks hold, in one fenced transaction: the marks go, and the rows' watermark and floor are those
     /// of shards without a batch. Sequences and positions stay. Answers with how many marks went.
     async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError>;
+    /// Keeps with each shard how many partitions its source has: shard, epoch, count. Answers, in this order, with what was kept
+    /// before. A shard that is not under its epoch any more is left as it is, and has no answer.
+    async fn keep_partitions(
+        &mut self,
+        counts: &[(ShardId, i64, i64)],
+    ) -> Result<Vec<Option<i64>>, SinkError>;
     /// The sink's clock, ms since the epoch.
     async fn now_ms(&mut self) -> Result<i64, SinkError>;
     /// False once the connection has ended: verdicts wait until the next `acquire` (P6).

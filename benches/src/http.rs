@@ -439,6 +439,9 @@ impl Session for NowhereSession {
     async fn forget_all(&mut self, _: &[(ShardId, i64)]) -> Result<u64, SinkError> {
         Ok(0)
     }
+    async fn keep_partitions(&mut self, _: &[(ShardId, i64, i64)]) -> Result<Vec<Option<i64>>, SinkError> {
+        Ok(Vec::new())
+    }
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Ok(since.map_or(0, |since| since.as_millis() as i64))

@@ -126,6 +126,12 @@ struct KindLabels {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct TopicLabels {
+    route: Arc<str>,
+    topic: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct PartitionLabels {
     route: Arc<str>,
     topic: String,
@@ -166,6 +172,8 @@ pub struct Metrics {
     unchecked: Family<RouteLabel, Counter>,
     in_flight: Family<RouteLabel, Gauge>,
     lag: Family<PartitionLabels, Gauge>,
+    partitions: Family<TopicLabels, Gauge>,
+    partitions_before: Family<TopicLabels, Gauge>,
     watermark: Family<RouteLabel, Seconds>,
     watermark_behind: Family<RouteLabel, Seconds>,
     store_keys: Family<RouteLabel, Gauge>,
@@ -227,6 +235,12 @@ impl Metrics {
             ),
             in_flight: family(r, "in_flight_records", "Records that were submitted and have no outcome yet"),
             lag: family(r, "lag_records", "Records of the source's partition that are not settled yet"),
+            partitions: family(r, "topic_partitions", "Partitions of the source's topic"),
+            partitions_before: family(
+                r,
+                "topic_partitions_before",
+                "Partitions that the topic had before; only there if that was another number",
+            ),
             watermark: {
                 let family = Family::<RouteLabel, Seconds>::default();
                 let help = "How far event time has surely come, since the epoch";
@@ -277,6 +291,8 @@ impl Metrics {
             store_memory: self.store_memory.get_or_create_owned(&label),
             watermark_ms: AtomicI64::new(NEVER),
             lag: self.lag.clone(),
+            partitions: self.partitions.clone(),
+            partitions_before: self.partitions_before.clone(),
             label,
         });
         routes.push(made.clone());
@@ -396,6 +412,8 @@ pub struct RouteMetrics {
     store_memory: Gauge,
     watermark_ms: AtomicI64,
     lag: Family<PartitionLabels, Gauge>,
+    partitions: Family<TopicLabels, Gauge>,
+    partitions_before: Family<TopicLabels, Gauge>,
 }
 
 impl fmt::Debug for RouteMetrics {
@@ -488,6 +506,15 @@ impl RouteMetrics {
     /// The partition went to another instance: its lag is theirs to tell.
     pub fn forget_lag(&self, topic: &str, partition: i32) {
         self.lag.remove(&self.partition(topic, partition));
+    }
+
+    /// A topic has so many partitions, and had `before`, if that was another number.
+    pub fn partitions(&self, topic: &str, now: i64, before: Option<i64>) {
+        let labels = TopicLabels { route: self.label.route.clone(), topic: topic.to_owned() };
+        self.partitions.get_or_create(&labels).set(now);
+        if let Some(before) = before {
+            self.partitions_before.get_or_create(&labels).set(before);
+        }
     }
 
     fn partition(&self, topic: &str, partition: i32) -> PartitionLabels {
@@ -590,6 +617,20 @@ mod tests {
         let text = metrics.render(Format::Text, 9_500);
         assert!(text.contains("oncegate_watermark_timestamp_seconds{route=\"r\"} 5.0\n"), "{text}");
         assert!(text.contains("oncegate_watermark_behind_seconds{route=\"r\"} 4.5\n"), "{text}");
+    }
+
+    #[test]
+    fn p13_a_changed_partition_count_is_shown() {
+        let metrics = Metrics::new();
+        let route = metrics.route("r");
+        route.partitions("t", 6, None);
+        assert!(!metrics.render(Format::Text, 0).contains("oncegate_topic_partitions_before{"));
+        route.partitions("t", 6, Some(3));
+        let text = metrics.render(Format::Text, 0);
+        for sample in ["oncegate_topic_partitions", "oncegate_topic_partitions_before"] {
+            let value = if sample.ends_with("before") { 3 } else { 6 };
+            assert!(text.contains(&format!("{sample}{{route=\"r\",topic=\"t\"}} {value}\n")), "{text}");
+        }
     }
 
     #[test]

@@ -346,7 +346,11 @@ impl Relays {
     fn show(&self) {
         #[cfg(feature = "kafka")]
         for (relay, metrics) in self.running.lock().iter() {
-            for partition in relay.status().partitions {
+            let status = relay.status();
+            for topic in &status.topics {
+                metrics.partitions(&topic.topic, topic.partitions, topic.before);
+            }
+            for partition in status.partitions {
                 if let Some(lag) = partition.lag() {
                     metrics.lag(&partition.at.topic, partition.at.partition, lag);
                 }

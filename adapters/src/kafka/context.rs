@@ -37,6 +37,8 @@ pub enum Event {
         connected: bool,
         /// The ends of the partitions that we read, as of the last fetches: what is at or past them cannot be read yet.
         ends: Vec<(TopicPartition, i64)>,
+        /// How many partitions each topic has, as last looked up (every 5 min by default).
+        partitions: Vec<(String, usize)>,
     },
     /// Something does not work at the moment; the client library tries again by itself.
     Trouble(String),
@@ -120,7 +122,13 @@ impl ClientContext for Context {
             }
         }
         let connected = statistics.brokers.values().any(|broker| broker.state == "UP");
-        self.push(Event::Figures { connected, ends });
+        // The one below zero is the library's own.
+        let count = |topic: &rdkafka::statistics::Topic| {
+            topic.partitions.keys().filter(|number| **number >= 0).count()
+        };
+        let partitions =
+            statistics.topics.values().map(|topic| (topic.topic.clone(), count(topic))).collect();
+        self.push(Event::Figures { connected, ends, partitions });
     }
 
     fn error(&self, _: KafkaError, reason: &str) {

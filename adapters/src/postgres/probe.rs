@@ -146,7 +146,11 @@ impl Probe<'_> {
                      WHERE n.nspname = $1 AND c.relname = ANY($2) AND c.relkind IN ('r', 'p')";
         let names: Vec<&str> = Tables::BOOKKEEPING.to_vec();
         let count: i64 = self.client.query_one(query, &[&schema, &names]).await?.get(0);
-        if count < names.len() as i64 {
+        let query = "SELECT EXISTS (SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n \
+                     ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'oncegate_shards' \
+                     AND a.attname = 'partitions' AND NOT a.attisdropped)";
+        let whole: bool = self.client.query_one(query, &[&schema]).await?.get(0);
+        if count < names.len() as i64 || !whole {
             let ddl = tables.ddl();
             // Two instances that start together would trip over each other's CREATE.
             let script = format!("BEGIN; SELECT pg_advisory_xact_lock(7310579563027263333); {ddl}\nCOMMIT;");
@@ -154,7 +158,8 @@ impl Probe<'_> {
                 self.client.batch_execute("ROLLBACK").await?;
                 self.push(
                     format!(
-                        "the bookkeeping tables are missing in schema {schema:?} and cannot be made: {}",
+                        "bookkeeping tables are missing{} in schema {schema:?} and cannot be made: {}",
+                        if whole { "" } else { ", or a column of oncegate_shards is," },
                         cause(&error)
                     ),
                     format!("run as a user who may:\n{ddl}"),

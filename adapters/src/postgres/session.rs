@@ -500,6 +500,32 @@ impl Session for PostgresSession {
         self.settle(link, result).await
     }
 
+    async fn keep_partitions(
+        &mut self,
+        counts: &[(ShardId, i64, i64)],
+    ) -> Result<Vec<Option<i64>>, SinkError> {
+        let link = self.acquired()?;
+        let result = bounded(self.limit(), async {
+            let shards = &self.shared.tables.shards;
+            let text = format!(
+                "WITH asked AS MATERIALIZED (SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS f(shard, epoch, count)), \
+                 before AS MATERIALIZED (SELECT s.shard, s.partitions FROM {shards} s JOIN asked f ON s.shard = f.shard AND \
+                 s.epoch = f.epoch WHERE s.route = $1), \
+                 kept AS (UPDATE {shards} AS s SET partitions = f.count FROM asked f WHERE s.route = $1 AND s.shard = f.shard AND \
+                 s.epoch = f.epoch AND s.partitions IS DISTINCT FROM f.count) \
+                 SELECT shard, partitions FROM before"
+            );
+            let names: Vec<&str> = counts.iter().map(|(shard, ..)| &**shard).collect();
+            let epochs: Vec<i64> = counts.iter().map(|(_, epoch, _)| *epoch).collect();
+            let numbers: Vec<i64> = counts.iter().map(|(.., count)| *count).collect();
+            let rows = link.client.query(&text, &[&self.route, &names, &epochs, &numbers]).await?;
+            let before: HashMap<&str, Option<i64>> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+            Ok(names.iter().map(|name| before.get(name).copied().flatten()).collect())
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let link = self.connect().await?;
         let query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";

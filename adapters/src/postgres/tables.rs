@@ -52,7 +52,7 @@ impl Tables {
         "oncegate_targets",
     ];
 
-    /// Makes whatever of them is missing.
+    /// Makes whatever of them is missing, the columns of later builds included.
     ///
     /// Shard names sort bytewise, so that every statement locks them in the same order. Blocks of marks are packed
     /// already: `EXTERNAL` keeps the server from trying again. Rows of shards change with every batch: the fill factor
@@ -65,7 +65,8 @@ impl Tables {
 CREATE TABLE IF NOT EXISTS {shards} (
   route text COLLATE "C" NOT NULL, shard text COLLATE "C" NOT NULL, epoch bigint NOT NULL, sequence bigint NOT NULL,
   sequence_epoch bigint NOT NULL, position bigint, watermark_ms bigint NOT NULL, floor_ms bigint NOT NULL, owner text NOT NULL,
-  heartbeat timestamptz NOT NULL, PRIMARY KEY (route, shard)) WITH (fillfactor = 40);
+  heartbeat timestamptz NOT NULL, partitions bigint, PRIMARY KEY (route, shard)) WITH (fillfactor = 40);
+ALTER TABLE {shards} ADD COLUMN IF NOT EXISTS partitions bigint;
 CREATE TABLE IF NOT EXISTS {marks} (
   route text COLLATE "C" NOT NULL, shard text COLLATE "C" NOT NULL, sequence bigint NOT NULL, epoch bigint NOT NULL,
   min_ms bigint NOT NULL, max_ms bigint NOT NULL, count integer NOT NULL, block bytea NOT NULL, UNIQUE (route, shard, sequence));

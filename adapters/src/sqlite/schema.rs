@@ -12,7 +12,7 @@ pub(super) const TABLES: [(&str, &str); 5] = [
     ("oncegate_routes", "name, route_id, key_spec_id, algorithm, secret"),
     (
         "oncegate_shards",
-        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms",
+        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions",
     ),
     ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, count, block"),
     (
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS oncegate_routes (
 CREATE TABLE IF NOT EXISTS oncegate_shards (
     route TEXT NOT NULL, shard TEXT NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, position INTEGER,
     watermark_ms INTEGER NOT NULL, floor_ms INTEGER NOT NULL, owner TEXT NOT NULL, heartbeat_ms INTEGER NOT NULL,
-    PRIMARY KEY (route, shard)
+    partitions INTEGER, PRIMARY KEY (route, shard)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_marks (
     route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -112,7 +112,27 @@ pub(super) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
         transaction.execute_batch(DDL)?;
         transaction.commit()?;
     }
+    add_later_columns(&mut connection)?;
     Ok(connection)
+}
+
+/// Adds the column that files of earlier builds lack; a table of that name which is not ours is left to the start-up checks.
+fn add_later_columns(connection: &mut Connection) -> rusqlite::Result<()> {
+    let lacks = |connection: &Connection| {
+        connection.query_row(
+            "SELECT count(*) = 2 FROM pragma_table_info('oncegate_shards') WHERE name IN ('heartbeat_ms', 'epoch', 'partitions')",
+            [],
+            |row| row.get::<_, bool>(0),
+        )
+    };
+    if lacks(connection)? {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if lacks(&transaction)? {
+            transaction.execute_batch("ALTER TABLE oncegate_shards ADD COLUMN partitions INTEGER")?;
+        }
+        transaction.commit()?;
+    }
+    Ok(())
 }
 
 /// Turns the write-ahead log on. A new file is changed under a lock that SQLite does not wait for, so this waits.

@@ -313,6 +313,25 @@ impl Session for SqliteSession {
         .await
     }
 
+    async fn keep_partitions(
+        &mut self,
+        counts: &[(ShardId, i64, i64)],
+    ) -> Result<Vec<Option<i64>>, SinkError> {
+        let (config, route, counts) = (self.config.clone(), self.route.clone(), counts.to_vec());
+        self.run(move |db| {
+            let open = db.ready(&config)?;
+            let transaction = begin(&mut open.connection)?;
+            let before = counts
+                .iter()
+                .map(|(shard, epoch, count)| keep_partitions(&transaction, &route, shard, *epoch, *count))
+                .collect::<rusqlite::Result<_>>()
+                .map_err(|error| schema::fault("keeping the number of partitions", &error))?;
+            end(transaction, "keeping the number of partitions")?;
+            Ok(before)
+        })
+        .await
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let config = self.config.clone();
         self.run(move |db| {
@@ -543,6 +562,29 @@ fn expire(
             .map_err(doing)?;
     }
     Ok(gone.unsigned_abs())
+}
+
+fn keep_partitions(
+    transaction: &Transaction<'_>,
+    route: &str,
+    shard: &str,
+    epoch: i64,
+    count: i64,
+) -> rusqlite::Result<Option<i64>> {
+    let of = "WHERE route = ?1 AND shard = ?2 AND epoch = ?3";
+    let before = transaction
+        .query_row(
+            &format!("SELECT partitions FROM oncegate_shards {of}"),
+            params![route, shard, epoch],
+            |row| row.get(0),
+        )
+        .optional()?
+        .flatten();
+    if before != Some(count) {
+        let update = format!("UPDATE oncegate_shards SET partitions = ?4 {of}");
+        transaction.execute(&update, params![route, shard, epoch, count])?;
+    }
+    Ok(before)
 }
 
 fn forget_all(transaction: &Transaction<'_>, route: &str, owned: &[(ShardId, i64)]) -> Result<u64, Fault> {

@@ -50,6 +50,13 @@ pub enum ToLane {
         /// Answered once the lane holds nothing of them.
         reply: oneshot::Sender<()>,
     },
+    /// Keep with the shards of these slots how many partitions their topics have (P13).
+    Partitions {
+        /// Slot numbers and counts.
+        counts: Vec<(u32, i64)>,
+        /// The counts that were kept before, of the shards that had one; dropped if the sink cannot be asked now.
+        reply: oneshot::Sender<Vec<(u32, i64)>>,
+    },
     /// A fact without a row, for the sink's marks: a key taken back (P12), or an effect that happened outside (`Gate::once`).
     Note {
         /// The fact.

@@ -223,6 +223,29 @@ impl Lane {
         Ok(assigned)
     }
 
+    /// Keeps the counts of partitions with the shards; answers with those that were kept before. None if the sink cannot be asked.
+    pub(super) async fn keep_partitions(&mut self, counts: Vec<(u32, i64)>) -> Option<Vec<(u32, i64)>> {
+        if !self.connected() {
+            return None;
+        }
+        let owned: Vec<(u32, i64, &OwnedShard)> = counts
+            .into_iter()
+            .filter_map(|(slot, count)| Some((slot, count, self.slots.get(&slot)?)))
+            .collect();
+        let kept: Vec<(ShardId, i64, i64)> =
+            owned.iter().map(|(_, count, shard)| (shard.id.clone(), shard.epoch, *count)).collect();
+        let slots: Vec<u32> = owned.into_iter().map(|(slot, ..)| slot).collect();
+        match self.session.keep_partitions(&kept).await {
+            Ok(before) => {
+                Some(slots.into_iter().zip(before).filter_map(|(slot, n)| Some((slot, n?))).collect())
+            }
+            Err(fault) => {
+                warn!(route = %self.route.name, lane = self.id, "the number of partitions is not kept: {fault}");
+                None
+            }
+        }
+    }
+
     /// The shard is not this lane's any more: its records are dropped where they wait.
     pub(super) fn drop_slot(&mut self, slot: u32) {
         self.slots.remove(&slot);

@@ -363,6 +363,11 @@ impl Lane {
                 let answer = self.assign(shards).await;
                 drop(reply.send(answer));
             }
+            ToLane::Partitions { counts, reply } => {
+                if let Some(before) = self.keep_partitions(counts).await {
+                    drop(reply.send(before));
+                }
+            }
             other => self.take_in_offline(other),
         }
     }
@@ -383,6 +388,8 @@ impl Lane {
                 drop(reply.send(Err("the sink is not reachable".into())));
                 return;
             }
+            // The next assignment says it again.
+            ToLane::Partitions { .. } => return,
             ToLane::Revoke { slots, reply } => {
                 slots.into_iter().for_each(|slot| self.drop_slot(slot));
                 // Nobody waits any more if the door's deadline is over.

@@ -152,7 +152,7 @@ pub async fn p11_forgetting_all_takes_marks_and_floors_and_leaves_positions<T: T
     assert_eq!((after.floor_ms, after.watermark_ms), (i64::MIN, i64::MIN));
     assert_eq!((after.sequence, after.position), (before.sequence, before.position));
     assert!(bed.session.marks_since(&SHARD.into(), 0).await.expect("marks").is_empty());
-    let rows = "SELECT CAST(count(*) AS text) FROM t";
+    let rows = "SELECT CAST(count(*) AS text) FROM rows";
     assert_eq!(bed.number(rows).await, 5, "rows stay");
     let now_ms = bed.session.now_ms().await.expect("the sink's clock");
     let host_ms =

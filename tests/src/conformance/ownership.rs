@@ -312,3 +312,23 @@ pub async fn a_heartbeat_shows_a_lost_shard<T: Target>(target: &T) {
     );
     bed.session.heartbeat(&owned[..1]).await.expect("this one still is ours");
 }
+
+/// P13: the count that was kept before comes back, by whoever owns the shard; a table that lacks the column gets it.
+pub async fn p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds<T: Target>(
+    target: &T,
+) {
+    let bed = Bed::new(target, Mode::Insert).await;
+    bed.place.execute("ALTER TABLE oncegate_shards DROP COLUMN partitions").await;
+    let mut bed = bed.rival("second", &[SHARD, "p/1"]).await;
+    let counts = |bed: &Bed<T::Place>, count: i64| -> Vec<(ShardId, i64, i64)> {
+        bed.owned().into_iter().map(|(shard, epoch)| (shard, epoch, count)).collect()
+    };
+    assert_eq!(bed.session.keep_partitions(&counts(&bed, 3)).await.expect("kept"), [None, None]);
+    bed.deliver(&[write("a", 1, 1)]).await.expect("goes in");
+    assert_eq!(bed.session.keep_partitions(&counts(&bed, 3)).await.expect("kept"), [Some(3), Some(3)]);
+    let mut third = bed.rival("third", &["p/1"]).await;
+    assert_eq!(third.session.keep_partitions(&counts(&third, 6)).await.expect("kept"), [Some(3)]);
+    // What is another's now is left alone.
+    assert_eq!(bed.session.keep_partitions(&counts(&bed, 9)).await.expect("kept"), [Some(3), None]);
+    assert_eq!(third.session.keep_partitions(&counts(&third, 6)).await.expect("kept"), [Some(6)]);
+}

@@ -10,8 +10,9 @@ use oncegate_tests::{
 };
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
-    admin::{AdminClient, AdminOptions},
+    admin::{AdminClient, AdminOptions, NewPartitions},
     client::DefaultClientContext,
+    producer::{BaseProducer, BaseRecord, Producer},
 };
 
 use crate::rig::*;
@@ -104,4 +105,45 @@ async fn overtaken(topic: &str, config: KafkaConfig) {
 async fn p13_records_that_go_while_the_relay_lags_are_a_gap_too() {
     overtaken("overtaken", config(Kafka::shared(), "overtaken")).await;
     overtaken("overtaken-eager", eager(config(Kafka::shared(), "overtaken-eager"))).await;
+}
+
+/// A topic that grows while its relay runs is noticed by the relay, which reads the new partitions too.
+#[tokio::test(flavor = "multi_thread")]
+async fn p13_a_topic_that_grows_is_noticed_while_the_relay_runs() {
+    let kafka = Kafka::shared();
+    kafka.topic("grows", 2).await;
+    kafka.produce("grows", numbers(2, 0..100));
+    let sink = Shared::default();
+    let mut config = config(kafka, "grows");
+    config.options.insert("topic.metadata.refresh.interval.ms".to_owned(), "1000".to_owned());
+    let instance = instance(&sink, 1, config, RelayOptions::default());
+    kept(&sink, 100).await;
+    let counts = || {
+        let topics = instance.relay.status().topics;
+        topics.iter().map(|topic| (topic.partitions, topic.before)).collect::<Vec<_>>()
+    };
+    let shown = async |wanted: (i64, Option<i64>)| {
+        eventually("the count", PATIENCE, async || {
+            let counts = counts();
+            if counts == [wanted] { Ok(()) } else { Err(format!("{counts:?}")) }
+        })
+        .await;
+    };
+    shown((2, None)).await;
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", kafka.brokers()).set("broker.address.family", "v4");
+    let admin: AdminClient<DefaultClientContext> = client.create().unwrap();
+    let made =
+        admin.create_partitions(&[NewPartitions::new("grows", 5)], &AdminOptions::new()).await.unwrap();
+    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    shown((5, Some(2))).await;
+    // A producer of its own, which does not remember the old count.
+    let producer: BaseProducer = client.create().unwrap();
+    for partition in 0..5 {
+        let record = BaseRecord::<(), str>::to("grows").partition(partition).payload("new");
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+    }
+    producer.flush(PATIENCE).unwrap();
+    kept(&sink, 105).await;
+    instance.relay.stop().await;
 }

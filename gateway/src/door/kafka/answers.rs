@@ -9,6 +9,7 @@ use std::{
 };
 
 use adapters::kafka::TopicPartition;
+use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     relay::{AtWork, End, RETRY, gone},
     slot::{Slot, State, Then},
 };
-use crate::lane::{AssignedShard, FromLane};
+use crate::lane::{AssignedShard, FromLane, ToLane};
 
 impl<G: RelayGate> AtWork<'_, G> {
     pub(super) fn serve_lanes(&mut self) -> Result<(), End> {
@@ -34,6 +35,23 @@ impl<G: RelayGate> AtWork<'_, G> {
             // What the lane said before this answer was about an earlier assignment.
             self.hear();
             self.acquired(&slots, answer.map_err(|_| gone(lane))?);
+            let numbers: Vec<u32> = slots.into_iter().map(|(number, _)| number).collect();
+            self.keep_counts(&numbers);
+        }
+        let mut before = vec![];
+        let mut cx = Context::from_waker(&self.waker);
+        self.counting.retain_mut(|reply| match Pin::new(reply).poll(&mut cx) {
+            Poll::Pending => true,
+            Poll::Ready(kept) => {
+                before.extend(kept.into_iter().flatten());
+                false
+            }
+        });
+        for (number, count) in before {
+            let Some(slot) = self.slots.get(&number) else { continue };
+            if let Some(warning) = self.counts.kept(&slot.at.topic, count) {
+                warn!(route = self.gate.route(), "{warning}");
+            }
         }
         let now = Instant::now();
         let due =
@@ -44,6 +62,24 @@ impl<G: RelayGate> AtWork<'_, G> {
             self.acquire(&again);
         }
         Ok(())
+    }
+
+    /// Has the lanes keep how many partitions the topics of these slots have, and say what was kept before (P13).
+    pub(super) fn keep_counts(&mut self, numbers: &[u32]) {
+        for (lane, port) in self.ports.iter_mut().enumerate() {
+            let owned = numbers.iter().filter_map(|number| {
+                let slot = self.slots.get(number).filter(|slot| slot.lane == lane)?;
+                let left =
+                    matches!(slot.state, State::Acquiring { .. } | State::Stopped { .. } | State::Leaving);
+                if left { None } else { Some((*number, self.counts.of(&slot.at.topic)?)) }
+            });
+            let counts: Vec<(u32, i64)> = owned.collect();
+            if !counts.is_empty() {
+                let (reply, answer) = oneshot::channel();
+                port.send(ToLane::Partitions { counts, reply });
+                self.counting.push(answer);
+            }
+        }
     }
 
     fn acquired(&mut self, slots: &[(u32, u64)], answer: Result<Vec<AssignedShard>, String>) {

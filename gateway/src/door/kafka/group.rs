@@ -41,7 +41,16 @@ impl<G: RelayGate> AtWork<'_, G> {
                         self.committed(commit, answer.clone());
                     }
                 }
-                Event::Figures { connected, ends } => {
+                Event::Figures { connected, ends, partitions } => {
+                    let grown: Vec<String> = partitions
+                        .iter()
+                        .filter_map(|(topic, count)| self.counts.seen(topic, *count))
+                        .collect();
+                    if !grown.is_empty() {
+                        grown.iter().for_each(|warning| warn!(route = self.gate.route(), "{warning}"));
+                        let all: Vec<u32> = self.slots.keys().copied().collect();
+                        self.keep_counts(&all);
+                    }
                     self.trouble = (!connected).then(|| "no broker is connected".to_owned());
                     for (at, end) in ends {
                         if let Some(slot) =

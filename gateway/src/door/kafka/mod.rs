@@ -33,6 +33,7 @@ use crate::{
 };
 
 mod answers;
+mod counts;
 mod group;
 mod place;
 mod port;
@@ -42,7 +43,7 @@ mod slot;
 mod status;
 
 pub use place::{Gap, Start};
-pub use status::{PartitionStatus, Phase, RelayStatus};
+pub use status::{PartitionStatus, Phase, RelayStatus, TopicStatus};
 
 /// What the door needs of a route.
 pub trait RelayGate: Send + Sync + 'static {

@@ -14,7 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use super::{
-    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Shared,
+    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Shared, TopicStatus,
+    counts::Counts,
     port::{LaneGone, Port},
     slot::{Slot, State},
 };
@@ -149,6 +150,9 @@ pub(super) struct AtWork<'a, G> {
     pub(super) numbers: HashMap<TopicPartition, u32>,
     pub(super) assignments: u64,
     pub(super) assigning: Vec<Assigning>,
+    /// What the lanes say of the counts that were kept before.
+    pub(super) counting: Vec<oneshot::Receiver<Vec<(u32, i64)>>>,
+    pub(super) counts: Counts,
     pub(super) leaving: Option<Leaving>,
     /// Rebalances that came while partitions were drained.
     pub(super) deferred: VecDeque<Event>,
@@ -186,6 +190,8 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             numbers: HashMap::new(),
             assignments: 0,
             assigning: vec![],
+            counting: vec![],
+            counts: Counts::new(source.topics().iter().map(|(topic, count)| (topic.as_str(), *count))),
             leaving: None,
             deferred: VecDeque::new(),
             trouble: None,
@@ -361,6 +367,12 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         });
         let mut status = self.shared.status.lock();
         status.partitions = partitions.collect();
+        let topic = |(topic, partitions, before): (&str, i64, Option<i64>)| TopicStatus {
+            topic: topic.to_owned(),
+            partitions,
+            before,
+        };
+        status.topics = self.counts.all().map(topic).collect();
         status.phase =
             if self.leaving.as_ref().is_some_and(|leaving| leaving.last) { Phase::Leaving } else { phase };
         status.trouble.clone_from(&self.trouble);

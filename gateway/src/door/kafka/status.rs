@@ -25,12 +25,25 @@ pub struct RelayStatus {
     pub trouble: Option<String>,
     /// The partitions that the group gave us.
     pub partitions: Vec<PartitionStatus>,
+    /// The topics.
+    pub topics: Vec<TopicStatus>,
     /// Records read since the start, those read again included.
     pub records: u64,
     /// Offsets passed over because they were gone (`gap = "skip"`).
     pub skipped: u64,
     /// Times that a lane took no more and its partitions had to wait.
     pub waits: u64,
+}
+
+/// One topic of a relay.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TopicStatus {
+    /// Its name.
+    pub topic: String,
+    /// Its partitions, as last seen.
+    pub partitions: i64,
+    /// How many it had before, if that has changed since the sink was last told (P13).
+    pub before: Option<i64>,
 }
 
 /// One partition of a relay.

@@ -30,6 +30,8 @@ pub(super) struct Topic {
     /// Fenced: by whom.
     pub(super) fenced: Vec<(usize, String)>,
     pub(super) seeks: u32,
+    /// The partition counts that the sink had kept before, by partition.
+    pub(super) before: BTreeMap<usize, i64>,
     /// Records handed to lanes, by partition.
     pub(super) read: Vec<u64>,
 }
@@ -196,6 +198,7 @@ impl Reader {
 
     async fn assigned(&mut self) {
         let mut again = Vec::new();
+        let mut counted = Vec::new();
         for (number, slot) in &mut self.slots {
             match &mut slot.state {
                 State::Assigning(answer) => match answer.try_recv() {
@@ -205,6 +208,7 @@ impl Reader {
                             slot.next = assigned[0].position.unwrap_or(0);
                         }
                         slot.state = State::Reading;
+                        counted.push((*number, slot.partition, slot.lane));
                     }
                     Ok(Err(_)) | Err(oneshot::error::TryRecvError::Closed) => slot.state = State::Waiting,
                     Err(oneshot::error::TryRecvError::Empty) => {}
@@ -212,6 +216,17 @@ impl Reader {
                 State::Waiting => again.push((*number, slot.partition)),
                 State::Reading => {}
             }
+        }
+        for (number, partition, lane) in counted {
+            let (reply, answer) = oneshot::channel();
+            let count = self.topic.lock().partitions.len() as i64;
+            self.send(lane, ToLane::Partitions { counts: vec![(number, count)], reply }).await;
+            let topic = self.topic.clone();
+            tokio::spawn(async move {
+                for (_, before) in answer.await.into_iter().flatten() {
+                    topic.lock().before.insert(partition, before);
+                }
+            });
         }
         for (number, partition) in again {
             self.slots.remove(&number);

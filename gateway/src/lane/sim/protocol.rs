@@ -524,6 +524,36 @@ async fn p13_an_assigned_partition_is_read_from_the_sinks_position() {
     assert_eq!(counted(&relay.gate), [("written", 1)].into());
 }
 
+/// Another number of partitions went unnoticed from one start to the next: the shard rows did not say how many there had been.
+#[tokio::test(start_paused = true)]
+async fn p13_the_sink_says_how_many_partitions_the_topic_had() {
+    let rig = Rig::listed(26);
+    let relay = Relay::start(&rig, "a", (0, 2), 2).await;
+    relay.push(0, &plain("k", "v"));
+    relay.settled(0, 1).await;
+    assert!(relay.topic.lock().before.is_empty(), "nothing was kept before");
+    let topic = relay.crash();
+    let resume = || Relay::resume(&rig, "a", (0, 2), &topic, rig.memory());
+    let relay = resume().await;
+    pass(100).await;
+    assert_eq!(topic.lock().before, [(0, 2), (1, 2)].into());
+    relay.crash();
+    {
+        let mut topic = topic.lock();
+        topic.partitions.push(Vec::new());
+        topic.committed.push(0);
+        topic.owners.push(None);
+        topic.read.push(0);
+    }
+    for before in [2, 3] {
+        let relay = resume().await;
+        pass(100).await;
+        let kept = topic.lock().before.clone();
+        assert_eq!((kept.get(&0), kept.get(&1)), (Some(&before), Some(&before)), "then it is kept anew");
+        relay.crash();
+    }
+}
+
 // ---- ends --------------------------------------------------------------------------------------------------------------------
 
 /// A lane that was to end while its sink was away span for ever, and the gate never closed.

@@ -389,6 +389,21 @@ impl Session for FakeSession {
         self.end(fault, gone.into_iter().sum())
     }
 
+    async fn keep_partitions(
+        &mut self,
+        counts: &[(ShardId, i64, i64)],
+    ) -> Result<Vec<Option<i64>>, SinkError> {
+        let fault = self.begin(Call::Keep).await?;
+        self.need_connection()?;
+        let keep = |(shard, epoch, count): &(ShardId, i64, i64)| {
+            let mut world = self.world.lock();
+            let row = world.db.shards.get_mut(&**shard).filter(|row| row.epoch == *epoch)?;
+            row.partitions.replace(*count)
+        };
+        let before = counts.iter().map(keep).collect();
+        self.end(fault, before)
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let fault = self.begin(Call::Look).await?;
         let now_ms = wall_ms() - self.world.lock().hosts_ahead_ms;

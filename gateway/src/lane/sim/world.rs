@@ -25,6 +25,7 @@ pub(super) struct ShardRow {
     pub(super) floor_ms: i64,
     pub(super) owner: String,
     pub(super) heartbeat: Instant,
+    pub(super) partitions: Option<i64>,
 }
 
 impl ShardRow {
@@ -38,6 +39,7 @@ impl ShardRow {
             floor_ms: i64::MIN,
             owner: String::new(),
             heartbeat: Instant::now(),
+            partitions: None,
         }
     }
 
