@@ -253,8 +253,10 @@ impl Held {
     /// takes the place of the tail that holds its facts.
     pub(crate) fn measure(&mut self, files: &Files) {
         (self.disk_bytes, self.files, self.open_tail) = (files.bytes(), files.stats(), files.open_tail());
+        // The last group of the slot before may be yet to come, and goes into the newest tail.
+        let least = self.open_tail + u64::from(self.pending.begins);
         let number = &mut self.state.all_slots_mut().open.generation;
-        *number = (*number).max(self.open_tail);
+        *number = (*number).max(least);
         self.pending.generation = *number;
     }
 }

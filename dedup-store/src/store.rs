@@ -624,10 +624,10 @@ impl Replay for Learner {
     }
 
     fn end(&mut self, group: u64) {
-        let watermark_ms = self.state.watermark_ms();
         let slots = self.state.all_slots_mut();
         if slots.open.keys() > 0 {
-            drop(slots.close(group, self.last_tail, watermark_ms));
+            // When the next one began is not known.
+            drop(slots.close(group, self.last_tail, None));
         }
     }
 

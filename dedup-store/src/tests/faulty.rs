@@ -64,6 +64,7 @@ struct Inner {
     refused: u64,
     /// Changes of files whose names start so wait.
     stalled: Option<String>,
+    stalls_reads: bool,
     waiting: bool,
 }
 
@@ -110,7 +111,13 @@ impl FaultyDisk {
     /// Changes of files whose names start so wait from now on, until this is told otherwise.
     pub(crate) fn stall(&self, start: Option<&str>) {
         let mut inner = self.0.lock();
-        (inner.stalled, inner.waiting) = (start.map(str::to_owned), false);
+        (inner.stalled, inner.stalls_reads, inner.waiting) = (start.map(str::to_owned), false, false);
+    }
+
+    /// As [`FaultyDisk::stall`], and reads too.
+    pub(crate) fn stall_reads(&self, start: &str) {
+        self.stall(Some(start));
+        self.0.lock().stalls_reads = true;
     }
 
     /// Whether a change waits.
@@ -263,6 +270,9 @@ impl Disk for FaultyDisk {
     }
 
     fn open(&self, name: &str, make: bool) -> io::Result<Box<dyn StorageBackend>> {
+        if make {
+            self.wait(name);
+        }
         let mut inner = self.0.lock();
         let id = match inner.names.get(name) {
             Some(id) => *id,
@@ -337,6 +347,9 @@ impl StorageBackend for FaultyFile {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if self.disk.0.lock().stalls_reads {
+            self.disk.wait(&self.name);
+        }
         let mut inner = self.disk.0.lock();
         *inner.reads.entry(self.name.clone()).or_default() += 1;
         let from = offset as usize;

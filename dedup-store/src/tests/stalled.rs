@@ -186,3 +186,30 @@ fn a_key_is_found_at_every_step_of_sealing() {
     store.wait_sealed();
     assert!(knows(&store, &fact(5, 1_000, Settled::Written)));
 }
+
+/// A lane asks for keys, and while a run is read for it another lane settles one of them, and that one's slot is closed: it is then in none of
+/// the slots that were asked, nor in the open one.
+#[test]
+fn p7_a_key_whose_slot_is_closed_while_others_are_asked_is_found() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..100, 1_000);
+    settle(&store, "a", 2, [], 1_000);
+    store.wait_sealed();
+    disk.stall_reads("run-1.facts");
+    let verdicts = std::thread::scope(|scope| {
+        let lane = scope.spawn(|| {
+            let mut verdicts = Vec::new();
+            store.claim(1, i64::MAX, &[item(5, 1_000), item(700, 1_000)], &mut verdicts).unwrap();
+            verdicts
+        });
+        wait_until("the lane", || disk.waiting());
+        settle(&store, "a", 3, 700..710, 1_000);
+        settle(&store, "a", 4, [], 3_000);
+        disk.stall(None);
+        lane.join().unwrap()
+    });
+    assert_eq!(verdicts, [Verdict::Duplicate(Settled::Written); 2]);
+    let closed = store.stats(0).slots.iter().filter(|slot| slot.kind == SlotKind::Closed).count();
+    assert_eq!(closed, 1, "the slot was not closed");
+}
