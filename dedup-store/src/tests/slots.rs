@@ -160,21 +160,25 @@ fn gives_up_on_a_full_disk(last: u64, large: bool) -> bool {
 #[test]
 fn p16_no_fact_is_lost_where_a_tail_is_given_up_in_two_steps() {
     let mut refused = 0;
-    for operation in 1..60 {
+    // The slot goes on, or is closed at once.
+    for (operation, at) in (1..60).flat_map(|operation| [(operation, 30_000), (operation, 31_500)]) {
         let disk = FaultyDisk::default();
         let store = open(&disk);
         watermark(&store, 1, 30_000);
         settle(&store, "a", 2, 0..35, 1_000);
         disk.trouble_at(disk.operations() + operation, Trouble::NoRoom);
         refused += u64::from(store.expire(0).is_err());
-        settle(&store, "a", 3, 100..105, 30_000);
+        settle(&store, "a", 3, 100..105, at);
         watermark(&store, 4, 31_500);
         settle(&store, "a", 5, 200..260, 31_500);
         watermark(&store, 6, 33_000);
         watermark(&store, 7, 33_000);
         now_and_later(&disk, store, |store, context| {
             for number in (100..105).chain(200..260) {
-                assert!(store.peek(&key(number)).unwrap().is_some(), "{operation}, {context}: key {number}");
+                assert!(
+                    store.peek(&key(number)).unwrap().is_some(),
+                    "{operation} at {at}, {context}: key {number}"
+                );
             }
         });
     }
