@@ -197,8 +197,9 @@ impl Held {
         Ticket(self.pending.number - u64::from(self.since.is_none()))
     }
 
-    /// Takes what is pending out, and starts the next group; with it the next slot, if this one is due. Then the next group is wanted
-    /// too: it begins the slot's tail. Answers also with what is to be dropped without the lock.
+    /// Takes what is pending out, and starts the next group; with it the next slot, if this one is due. Then
+    /// the next group is due too, though empty: it begins the slot's tail. Answers also with what is to be dropped
+    /// without the lock.
     pub(crate) fn take(&mut self) -> (Group, Option<Arc<Closed>>) {
         self.since = None;
         let next = Group {
@@ -227,7 +228,7 @@ impl Held {
         (group, Some(old))
     }
 
-    /// Everything but identity and intents is gone, durably. Answers with what is to be dropped without the lock.
+    /// Everything but identity and intents is gone, durably.
     pub(crate) fn discard(&mut self) {
         // The new tail's, or in memory the next.
         let next = self.state.all_slots().open.generation + 1;
@@ -249,8 +250,8 @@ impl Held {
         self.state.bytes() + self.pending.bytes + self.in_hand.as_ref().map_or(0, |group| group.bytes)
     }
 
-    /// Takes over what the files have come to. A slot whose tail was given up goes on under the number of the next one, so that its run
-    /// takes the place of the tail that holds its facts.
+    /// Takes over what the files have come to. A slot whose tail was given up goes on under the number of the
+    /// next one, so that its run takes the place of the tail that holds its facts.
     pub(crate) fn measure(&mut self, files: &Files) {
         (self.disk_bytes, self.files, self.open_tail) = (files.bytes(), files.stats(), files.open_tail());
         // The last group of the slot before may be yet to come, and goes into the newest tail.
@@ -342,7 +343,8 @@ fn await_work(shared: &Shared) -> bool {
     }
 }
 
-/// The group that could not be committed yet, or else what is pending; and what is to be dropped without the lock.
+/// The group that could not be committed yet, or else what is pending; and what is to be dropped without the
+/// lock.
 fn next_group(shared: &Shared) -> (Option<Arc<Group>>, Option<Arc<Closed>>) {
     let mut held = shared.held.lock();
     let mut dropped = None;
@@ -358,8 +360,8 @@ mod tests {
     use super::*;
     use crate::{floors::Spans, slots::SlotSizes};
 
-    /// A lane waited for the disk when a look-up of another met a damaged run and stopped the store: nobody woke the lane, and since the
-    /// committer had ended, nobody ever would have.
+    /// A lane waited for the disk when a look-up of another met a damaged run and stopped the store: nobody
+    /// woke the lane, and since the committer had ended, nobody ever would have.
     #[test]
     fn rule7_whoever_waits_hears_of_an_error_that_another_met() {
         let spans = Spans { window_ms: 0, lateness_ms: 0, idle_after_ms: 0 };

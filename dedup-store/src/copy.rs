@@ -1,5 +1,6 @@
-//! Takes a closed store to another place: [`export`] writes a compact copy of it, all slots sealed; [`import`] puts such a copy, or any
-//! closed store, where a gateway will open it. Both are checked whole on the way.
+//! Takes a closed store to another place: [`export`] writes a compact copy of it, all slots sealed;
+//! [`import`] puts such a copy, or any closed store, where a gateway will open it. Both are checked whole on
+//! the way.
 
 use std::{
     fs::{self, File},
@@ -37,9 +38,9 @@ pub(crate) struct Snapshot {
     pub(crate) next: u64,
 }
 
-/// Writes a copy of the store in `folder` to the empty folder `to`: a store itself, with all slots sealed, as `FORMAT.md` says. The copy holds
-/// the hash secret: keep it as private as the store. `progress` is told how many keys are done, of how many.
-/// The store must not be open elsewhere.
+/// Writes a copy of the store in `folder` to the empty folder `to`: a store itself, with all slots sealed, as
+/// `FORMAT.md` says. The copy holds the hash secret: keep it as private as the store. `progress` is told how
+/// many keys are done, of how many. The store must not be open elsewhere.
 pub fn export(
     folder: &Path,
     options: StoreOptions,
@@ -87,8 +88,8 @@ fn write(snapshot: &Snapshot, to: &dyn Disk, progress: &mut dyn FnMut(u64, u64))
     Ok(keys)
 }
 
-/// Puts the closed store in `from` to the empty folder `to`, after it was found to be sound. `progress` is told how many bytes are done, of
-/// how many. An error leaves no store in `to`.
+/// Puts the closed store in `from` to the empty folder `to`, after it was found to be sound. `progress` is
+/// told how many bytes are done, of how many. An error leaves no store in `to`.
 pub fn import(from: &Path, to: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<u64, StoreError> {
     let report = verify(from)?;
     if !report.sound() || report.route.is_none() {

@@ -71,8 +71,8 @@ impl Known {
         Known { settled, event_ms, digest, digest_bits: bits }
     }
 
-    /// Whether a record with this payload digest is a copy. Tells another payload from it but for one case in 2^56, or in
-    /// 2^37 once the key's slot is sealed.
+    /// Whether a record with this payload digest is a copy. Tells another payload from it but for one case in
+    /// 2^56, or in 2^37 once the key's slot is sealed.
     pub fn same(&self, digest: Digest) -> bool {
         (digest.0 ^ self.digest) & ((1 << self.digest_bits) - 1) == 0
     }

@@ -1,7 +1,8 @@
 //! The files of one store and their order of publication (P16): [`Files`]. One thread at a time.
 //!
-//! A file counts only once the manifest names it, and is unlinked only once the manifest does not: new tail or run synced, folder
-//! synced, manifest committed, old tail unlinked. Whatever the manifest does not name is removed at open.
+//! A file counts only once the manifest names it, and is unlinked only once the manifest does not: new tail
+//! or run synced, folder synced, manifest committed, old tail unlinked. Whatever the manifest does not name
+//! is removed at open.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -268,9 +269,10 @@ impl Files {
         self.measure()
     }
 
-    /// Drops the parts whose facts all lie below `floor_ms`; answers with the files to be removed, which nothing needs any more. `pressed`:
-    /// the file system is full, so the floor is made durable here and the reserve is given back first. A newest tail without any other fact is
-    /// closed, so that it goes as well: then [`Files::open_tail`] has moved on.
+    /// Drops the parts whose facts all lie below `floor_ms`; answers with the files to be removed, which
+    /// nothing needs any more. `pressed`: the file system is full, so the floor is made durable here and the
+    /// reserve is given back first. A newest tail without any other fact is closed, so that it goes as well:
+    /// then [`Files::open_tail`] has moved on.
     pub(crate) fn forget(&mut self, floor_ms: i64, pressed: bool) -> Result<Vec<String>, Fail> {
         if pressed {
             self.free_reserve()?;
@@ -475,7 +477,8 @@ impl Part {
         [self.file_name(generation)].into_iter().chain(filter).collect()
     }
 
-    /// Newest event time in it, ms: none within without facts. None for the open one, which does not know yet.
+    /// Newest event time in it, ms: none within without facts. None for the open one, which does not know
+    /// yet.
     fn newest_ms(&self) -> Option<Option<i64>> {
         match self {
             Part::Open => None,

@@ -1,9 +1,10 @@
-//! Which sealed slots may hold a key: [`Filter`], one slot's Bloom filter, and [`Plane`], the filters of up to 16 slots side by
-//! side. Pure.
+//! Which sealed slots may hold a key: [`Filter`], one slot's Bloom filter, and [`Plane`], the filters of up
+//! to 16 slots side by side. Pure.
 //!
-//! A filter is cut into blocks of 512 bits; a key has its bits in one block. In a plane each bit position is a cell with one bit
-//! a slot, so that a key is tested against all slots by [`BITS`] reads and an AND, whatever the number of slots. Measured beside
-//! one filter a slot: 4 to 8 times faster at 12 slots, with the same false positives.
+//! A filter is cut into blocks of 512 bits; a key has its bits in one block. In a plane each bit position is
+//! a cell with one bit a slot, so that a key is tested against all slots by [`BITS`] reads and an AND,
+//! whatever the number of slots. Measured beside one filter a slot: 4 to 8 times faster at 12 slots, with the
+//! same false positives.
 //!
 //! A filter may only ever say "definitely not there".
 
@@ -91,8 +92,8 @@ impl Filter {
     }
 }
 
-/// Filters of equal size, side by side. Read by all, written by one thread; a column is read only by those who have learnt of it
-/// since it was written.
+/// Filters of equal size, side by side. Read by all, written by one thread; a column is read only by those
+/// who have learnt of it since it was written.
 pub(crate) struct Plane {
     blocks: u64,
     cells: Box<[AtomicU16]>,
@@ -176,7 +177,8 @@ mod tests {
         assert!((30_000..32_000).all(|number| plane.probe(&key(number)) & 8 != 0));
     }
 
-    /// Against the bloomfilter crate with as many bits: no key that is there is denied, and blocks cost few false positives.
+    /// Against the bloomfilter crate with as many bits: no key that is there is denied, and blocks cost few
+    /// false positives.
     #[test]
     fn no_false_negative_and_few_false_positives() {
         const KEYS: u64 = 100_000;

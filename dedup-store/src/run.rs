@@ -1,7 +1,8 @@
-//! A sealed slot on disk: [`Run`], its facts sorted and immutable, and the file of its filter. The bytes are described in `FORMAT.md`.
+//! A sealed slot on disk: [`Run`], its facts sorted and immutable, and the file of its filter. The bytes are
+//! described in `FORMAT.md`.
 //!
-//! A run is a plain file of checksummed blocks of one page rather than a database: it is written once from front to back, and a
-//! fact is found by one read, at the place that a small index in memory names.
+//! A run is a plain file of checksummed blocks of one page rather than a database: it is written once from
+//! front to back, and a fact is found by one read, at the place that a small index in memory names.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -339,9 +340,9 @@ fn header(hasher: &Hasher, kind: &str, content: &[u8]) -> Vec<u8> {
     page
 }
 
-/// Writes the facts of a closed table as a run with this many blocks of filter, syncs it and names it; answers with what the
-/// manifest is to say, and the filter. `go_on` is asked now and then; if it says no, nothing is answered, and what is left of
-/// the file is removed at the next open.
+/// Writes the facts of a closed table as a run with this many blocks of filter, syncs it and names it;
+/// answers with what the manifest is to say, and the filter. `go_on` is asked now and then; if it says no,
+/// nothing is answered, and what is left of the file is removed at the next open.
 pub(crate) fn write(
     disk: &dyn Disk,
     hasher: &Hasher,

@@ -1,7 +1,9 @@
-//! Seals closed slots, off the hot path: one thread writes each as a run with its filter, publishes it, and drops its table and tail.
+//! Seals closed slots, off the hot path: one thread writes each as a run with its filter, publishes it, and
+//! drops its table and tail.
 //!
-//! Order of publication (P16): run synced, renamed, folder synced; manifest committed; only then the table gives way to the filter, and the tail is unlinked.
-//! A crash before the manifest leaves a file that the next open removes; one after it leaves a tail that it removes.
+//! Order of publication (P16): run synced, renamed, folder synced; manifest committed; only then the table
+//! gives way to the filter, and the tail is unlinked. A crash before the manifest leaves a file that the next
+//! open removes; one after it leaves a tail that it removes.
 
 use std::sync::Arc;
 
@@ -137,7 +139,8 @@ fn build_filter(shared: &Shared, disk: &dyn Disk, hasher: &Hasher, run: Arc<Run>
     place.plane.add(place.column, &filter);
     let written = run::write_filter(disk, hasher, run.generation, &filter);
     let name = [run::filter_name(run.generation)];
-    // Whoever drops the run removes its files: either what was written is among them, or the run is seen to be gone.
+    // Whoever drops the run removes its files: either what was written is among them, or the run is seen to
+    // be gone.
     let files = shared.files.as_ref().map(Mutex::lock);
     let mut held = shared.held.lock();
     if !held.state.all_slots().holds(&run) {

@@ -1,9 +1,10 @@
 //! All facts of a route, by slots: [`Slots`], with the closed ones in [`Closed`].
 //!
-//! Facts are added to the open slot, whatever their event times. When it is full, or the watermark has come a slot's width
-//! further, it is closed; then it is sealed in the background. A probe looks at the open slot's table, at the tables of the slots that are closed
-//! and not sealed, and at the filters of the sealed ones, all side by side; only where a filter says "maybe" is a run read.
-//! A slot is retired once its newest fact lies below the floor: no fact is looked at.
+//! Facts are added to the open slot, whatever their event times. When it is full, or the watermark has come a
+//! slot's width further, it is closed; then it is sealed in the background. A probe looks at the open slot's
+//! table, at the tables of the slots that are closed and not sealed, and at the filters of the sealed ones,
+//! all side by side; only where a filter says "maybe" is a run read. A slot is retired once its newest fact
+//! lies below the floor: no fact is looked at.
 //!
 //! A key may lie in several slots (an effect takes the place of a refusal, P2): the newest slot counts.
 
@@ -21,13 +22,15 @@ use crate::{
 /// How many slots the usual span of facts (window + lateness) is cut into.
 const SLOTS_PER_SPAN: i64 = 12;
 const MIN_WIDTH_MS: i64 = 1_000;
-/// The part of the memory budget that the open slot's table may take: there may be two more that are being sealed.
+/// The part of the memory budget that the open slot's table may take: there may be two more that are being
+/// sealed.
 const TABLES_PER_BUDGET: u64 = 6;
 const MIN_SLOT_KEYS: u64 = 1 << 12;
 /// With fewer keys a slot stays as it is: its table is small, and its tail soon read.
 const SEAL_KEYS: u64 = 1 << 15;
 
-/// How far the watermark comes within a slot, for a route with this window and lateness. Chosen once, when the store is made.
+/// How far the watermark comes within a slot, for a route with this window and lateness. Chosen once, when
+/// the store is made.
 pub(crate) fn slot_width_ms(window_ms: i64, lateness_ms: i64) -> i64 {
     (window_ms.max(0).saturating_add(lateness_ms.max(0)) / SLOTS_PER_SPAN).max(MIN_WIDTH_MS)
 }
@@ -71,8 +74,8 @@ impl Layer {
     }
 }
 
-/// The slots that take no more facts. Never changed, but replaced as a whole, so that it is read without the store's lock: who
-/// sees the same one before and after has missed nothing.
+/// The slots that take no more facts. Never changed, but replaced as a whole, so that it is read without the
+/// store's lock: who sees the same one before and after has missed nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Closed {
     /// Not sealed (yet), oldest first.
@@ -101,8 +104,8 @@ impl Closed {
         Ok(found[0])
     }
 
-    /// What the closed slots know of each key, in place of what `found` held. Slot by slot rather than key by key, so that the
-    /// cache misses of many keys overlap; runs in the order of their files.
+    /// What the closed slots know of each key, in place of what `found` held. Slot by slot rather than key by
+    /// key, so that the cache misses of many keys overlap; runs in the order of their files.
     pub(crate) fn find_all(&self, keys: &[Fingerprint], found: &mut Vec<Option<Found>>) -> Result<(), Fail> {
         found.clear();
         found.resize(keys.len(), None);
@@ -201,7 +204,8 @@ pub struct SlotStats {
     pub memory_bytes: u64,
     /// Bits of its filter; 0 without one.
     pub filter_bits: u64,
-    /// Reads of its run that found nothing, since the store was opened: its filter was wrong, or not there yet.
+    /// Reads of its run that found nothing, since the store was opened: its filter was wrong, or not there
+    /// yet.
     pub false_positives: u64,
 }
 
@@ -247,12 +251,14 @@ impl Slots {
         let keys = self.open.keys() as u64;
         let began_ms = match (self.began_ms, watermark_ms) {
             (Some(began_ms), _) => began_ms,
-            // Of a slot that began before the store was opened the oldest event tells it, or each opening would make it longer.
+            // Of a slot that began before the store was opened the oldest event tells it, or each opening
+            // would make it longer.
             (None, Some(watermark_ms)) => *self.began_ms.insert(watermark_ms.min(self.open.oldest_ms)),
             (None, None) => i64::MAX,
         };
         let passed = watermark_ms.is_some_and(|now| now.saturating_sub(began_ms) >= self.sizes.width_ms);
-        // A slot is half full at least, however large a group may be, or each group would be a slot of its own from then on.
+        // A slot is half full at least, however large a group may be, or each group would be a slot of its
+        // own from then on.
         keys > 0 && (passed || keys + group_keys.min(self.full_keys / 2) > self.full_keys)
     }
 
@@ -267,8 +273,9 @@ impl Slots {
         self.change(|closed| closed.tables.push(Arc::new(open)))
     }
 
-    /// Keys at which the next slot is closed: a table is fullest just below a power of two, so that a slot is as long as fits one, but
-    /// about a twelfth of the span. Slots that were full long before their time are made larger.
+    /// Keys at which the next slot is closed: a table is fullest just below a power of two, so that a slot is
+    /// as long as fits one, but about a twelfth of the span. Slots that were full long before their time are
+    /// made larger.
     fn next_full_keys(&self, keys: u64, watermark_ms: Option<i64>) -> u64 {
         let began_ms = self.began_ms.or(watermark_ms).unwrap_or(0);
         let passed_ms = watermark_ms.unwrap_or(began_ms).saturating_sub(began_ms);
@@ -284,8 +291,8 @@ impl Slots {
         full.map_or(self.sizes.max_keys, |full| full.min(self.sizes.max_keys))
     }
 
-    /// How many keys' room may be taken at once: half of what the budget leaves, for room that is only reserved must not make the
-    /// store full.
+    /// How many keys' room may be taken at once: half of what the budget leaves, for room that is only
+    /// reserved must not make the store full.
     fn room_keys(&self) -> u64 {
         table::keys_within(self.sizes.max_bytes.saturating_sub(self.bytes()) / 2)
     }
@@ -389,7 +396,8 @@ impl Slots {
         self.closed.tables.iter().filter(|table| self.is_large(table)).count()
     }
 
-    /// Drops the slots whose facts all lie below `floor_ms`. Their columns are no longer asked, and cleared later.
+    /// Drops the slots whose facts all lie below `floor_ms`. Their columns are no longer asked, and cleared
+    /// later.
     pub(crate) fn retire(&mut self, floor_ms: i64) -> Option<Arc<Closed>> {
         if self.open.keys() > 0 && self.open.newest_ms < floor_ms {
             self.open = Table::new(self.open.generation, 0);
@@ -454,8 +462,8 @@ impl Slots {
         all
     }
 
-    /// A key that is settled again: the open slot has it from now on, and stays as long as the slot that has had it so far,
-    /// or what was known before would be found again.
+    /// A key that is settled again: the open slot has it from now on, and stays as long as the slot that has
+    /// had it so far, or what was known before would be found again.
     pub(crate) fn replace(&mut self, entry: &Entry, old: &Found) {
         self.open.remove(&entry.fingerprint);
         self.open.insert_absent(entry);

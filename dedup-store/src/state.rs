@@ -129,14 +129,16 @@ impl State {
         (self.clock, self.floor_ms, self.intents) = (clock, floor_ms, intents);
     }
 
-    /// Drops all but the intents, for what they began may still have happened, and the claims, for their batches may be on their
-    /// way to the sink: whoever holds them settles them or gives them back. `generation`: of the slot that comes next.
+    /// Drops all but the intents, for what they began may still have happened, and the claims, for their
+    /// batches may be on their way to the sink: whoever holds them settles them or gives them back.
+    /// `generation`: of the slot that comes next.
     pub(crate) fn discard(&mut self, generation: u64) {
         let (intents, claims) = (std::mem::take(&mut self.intents), std::mem::take(&mut self.claims));
         *self = State { intents, claims, ..State::new(self.spans, *self.slots.sizes(), generation) };
     }
 
-    /// One verdict an item, in order, appended to `verdicts`. `closed`: what the closed slots know of each; nothing if there are none.
+    /// One verdict an item, in order, appended to `verdicts`. `closed`: what the closed slots know of each;
+    /// nothing if there are none.
     pub(crate) fn claim(
         &mut self,
         lane: u32,
@@ -270,8 +272,8 @@ impl State {
         self.slots.open.find(fingerprint).is_none() && !self.slots.closed().surely_lacks(fingerprint)
     }
 
-    /// Whether the closed slots must be asked before this block is learnt: of a key that was claimed as unknown nothing is there, for whoever learns
-    /// a key frees its claim.
+    /// Whether the closed slots must be asked before this block is learnt: of a key that was claimed as
+    /// unknown nothing is there, for whoever learns a key frees its claim.
     pub(crate) fn must_ask(&self, block: &Block) -> bool {
         !self.slots.closed().is_empty() && !block.entries.iter().all(|entry| self.surely_absent(entry))
     }
@@ -282,9 +284,11 @@ impl State {
         entry.settled != Settled::Forgotten && claim.is_some_and(|claim| claim.packed & NO_FACT != 0)
     }
 
-    /// Takes the facts of a block, in this group, over and frees their claims and intents, in the block's order. Facts below the floor are
-    /// forgotten at once, unless they take the place of one that is there still. `closed`: what the closed slots know of each, if they were asked. Answers with the newest event time that this
-    /// block decides over, for the tail that holds it; none if it decides nothing. `freed` is told the intents that are gone.
+    /// Takes the facts of a block, in this group, over and frees their claims and intents, in the block's
+    /// order. Facts below the floor are forgotten at once, unless they take the place of one that is there
+    /// still. `closed`: what the closed slots know of each, if they were asked. Answers with the newest event
+    /// time that this block decides over, for the tail that holds it; none if it decides nothing. `freed` is
+    /// told the intents that are gone.
     pub(crate) fn learn(
         &mut self,
         block: &Block,
@@ -313,7 +317,8 @@ impl State {
             match old {
                 None if entry.event_ms < self.floor_ms => {}
                 None => self.slots.open.insert_absent(entry),
-                // An effect takes the place of a refusal (P2), also below the floor: the refusal's slot may outlive it.
+                // An effect takes the place of a refusal (P2), also below the floor: the refusal's slot may
+                // outlive it.
                 Some(old) if old.known.settled.refused() && !entry.settled.refused() => {
                     newest = newest.max(Some(old.newest_ms));
                     let event_ms = entry.event_ms.max(old.known.event_ms);
@@ -354,7 +359,8 @@ impl State {
             tombstone.erased = group;
             self.slots.open.remove(&entry.fingerprint);
             if let Some(found) = found {
-                // As long-lived as the slot of the fact that it takes away, whatever time the operator gave it.
+                // As long-lived as the slot of the fact that it takes away, whatever time the operator gave
+                // it.
                 tombstone.event_ms = tombstone.event_ms.max(found.newest_ms);
             }
         }

@@ -107,7 +107,8 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens or makes the store in `folder`; takes an exclusive lock; loads the filters of the sealed slots and replays the tails of the others.
+    /// Opens or makes the store in `folder`; takes an exclusive lock; loads the filters of the sealed slots
+    /// and replays the tails of the others.
     pub fn open(folder: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         fs::create_dir_all(folder)
             .map_err(|error| StoreError::Io(format!("cannot make folder {}: {error}", folder.display())))?;
@@ -229,8 +230,9 @@ impl Store {
         Ok(())
     }
 
-    /// Looks keys up in the closed slots, if they `must` be asked, without the lock, for that may read the disk: until nothing has changed there meanwhile. Answers
-    /// with the lock, and with what was found; with nothing if there was nothing to ask.
+    /// Looks keys up in the closed slots, if they `must` be asked, without the lock, for that may read the
+    /// disk: until nothing has changed there meanwhile. Answers with the lock, and with what was found; with
+    /// nothing if there was nothing to ask.
     fn ask_closed<'a>(
         &'a self,
         mut held: MutexGuard<'a, Held>,

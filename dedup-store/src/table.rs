@@ -1,7 +1,7 @@
 //! The facts of one slot in memory, exact: [`Table`]. Pure.
 //!
-//! A slot holds the facts that arrived in one stretch of time, whatever their event times: those of one tail, and later of
-//! one run. It expires as a whole, once its newest event time has passed.
+//! A slot holds the facts that arrived in one stretch of time, whatever their event times: those of one tail,
+//! and later of one run. It expires as a whole, once its newest event time has passed.
 
 use hashbrown::HashTable;
 
@@ -21,7 +21,8 @@ pub(crate) fn bits(fingerprint: &Fingerprint) -> u64 {
 /// Bytes that a table takes for each of its buckets.
 const BUCKET_BYTES: u64 = size_of::<Fact>() as u64 + 1;
 
-/// The most keys that a table of at most `bytes` holds: tables are filled to 7/8, and their size is a power of two.
+/// The most keys that a table of at most `bytes` holds: tables are filled to 7/8, and their size is a power
+/// of two.
 pub(crate) fn keys_within(bytes: u64) -> u64 {
     let buckets = (bytes / BUCKET_BYTES).max(16);
     (1 << buckets.ilog2()) / 8 * 7

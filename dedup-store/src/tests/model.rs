@@ -1,5 +1,5 @@
-//! The store beside a plain map: claims of several lanes, settlements, releases, facts from marks, watermarks, expiry, sealing,
-//! restarts and crashes, in any order. Whatever is asked, both say the same.
+//! The store beside a plain map: claims of several lanes, settlements, releases, facts from marks,
+//! watermarks, expiry, sealing, restarts and crashes, in any order. Whatever is asked, both say the same.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -143,7 +143,8 @@ fn p2_and_p12_hold_for_keys_of_sealed_slots() {
     store.settle(&[checkpoint("a", 1, 5_000)], &[block("a", 1, refused)], 5_000).unwrap();
     seal_all(&store, 1, 5_000);
     assert_eq!(kinds(&store), [SlotKind::Sealed]);
-    // A replay of the first one's dead letter takes effect; the second is taken back; the third is taken back and settled again.
+    // A replay of the first one's dead letter takes effect; the second is taken back; the third is taken back
+    // and settled again.
     let replay = Item { replay_dead_letter: true, ..item(0, 4_000) };
     assert_eq!(claim(&store, 1, item(0, 4_000)), Verdict::Duplicate(Settled::DeadLettered));
     assert_eq!(claim(&store, 1, replay), Verdict::New { late: false });

@@ -34,8 +34,9 @@ fn now_and_later(disk: &FaultyDisk, store: Store, check: impl Fn(&Store, &str)) 
     check(&open(disk), "opened again");
 }
 
-/// A record was refused, and its slot was kept alive by younger ones. The replay of its dead letter took effect, in a slot that expired
-/// first: then a copy was answered as refused again, though its row is in the sink.
+/// A record was refused, and its slot was kept alive by younger ones. The replay of its dead letter took
+/// effect, in a slot that expired first: then a copy was answered as refused again, though its row is in the
+/// sink.
 #[test]
 fn p2_an_effect_is_known_as_long_as_the_refusal_in_whose_place_it_is() {
     for sealed in [false, true] {
@@ -61,8 +62,8 @@ fn p2_an_effect_is_known_as_long_as_the_refusal_in_whose_place_it_is() {
     }
 }
 
-/// A key was taken back whose slot was closed and not sealed; the tombstone was remembered for as long as that one fact, but the slot stayed
-/// as long as its youngest: the key came back.
+/// A key was taken back whose slot was closed and not sealed; the tombstone was remembered for as long as
+/// that one fact, but the slot stayed as long as its youngest: the key came back.
 #[test]
 fn p12_a_key_stays_taken_back_as_long_as_the_slot_that_holds_it() {
     for sealed in [false, true] {
@@ -86,8 +87,9 @@ fn p12_a_key_stays_taken_back_as_long_as_the_slot_that_holds_it() {
     }
 }
 
-/// A tail of old facts was given up in the middle of a slot. From then on slots and tails were numbered apart, and the run of the next slot
-/// took the place of the tail with the rest of this one: after a restart those keys were new once more.
+/// A tail of old facts was given up in the middle of a slot. From then on slots and tails were numbered
+/// apart, and the run of the next slot took the place of the tail with the rest of this one: after a restart
+/// those keys were new once more.
 #[test]
 fn p16_no_fact_is_lost_once_a_tail_was_given_up() {
     let disk = FaultyDisk::default();
@@ -112,8 +114,8 @@ fn p16_no_fact_is_lost_once_a_tail_was_given_up() {
     });
 }
 
-/// The same while the disk is full: the tail was given up when the last group of a closed slot was on its way, which then went into the
-/// tail of the next slot.
+/// The same while the disk is full: the tail was given up when the last group of a closed slot was on its
+/// way, which then went into the tail of the next slot.
 #[test]
 fn p16_no_fact_is_lost_once_a_tail_was_given_up_on_a_full_disk() {
     for (last, large) in [(3, false), (60, true)] {
@@ -185,8 +187,9 @@ fn p16_no_fact_is_lost_where_a_tail_is_given_up_in_two_steps() {
     assert!(refused > 10, "{refused}");
 }
 
-/// A key was taken back in a group that was not durable yet, when a tail was given up: the new tail began with its tombstone. The power went,
-/// and with it the group. The record came again, took effect, and was dropped as older than that tombstone: its copy took effect too.
+/// A key was taken back in a group that was not durable yet, when a tail was given up: the new tail began
+/// with its tombstone. The power went, and with it the group. The record came again, took effect, and was
+/// dropped as older than that tombstone: its copy took effect too.
 #[test]
 fn p12_a_tombstone_is_not_durable_before_its_group() {
     let disk = FaultyDisk::default();
@@ -224,7 +227,8 @@ fn p12_a_tombstone_outlives_the_tail_that_was_given_up() {
     });
 }
 
-/// After one group of more keys than fit into a slot each later group, of one key, was a slot with a tail and a manifest of its own.
+/// After one group of more keys than fit into a slot each later group, of one key, was a slot with a tail and
+/// a manifest of its own.
 #[test]
 fn a_large_group_does_not_make_each_later_one_a_slot() {
     let disk = FaultyDisk::default();
@@ -237,7 +241,8 @@ fn a_large_group_does_not_make_each_later_one_a_slot() {
     assert!(slots <= 4, "{slots} slots");
 }
 
-/// Each opening began the slot's time anew, so that of a store that was opened often no slot was closed, and nothing expired.
+/// Each opening began the slot's time anew, so that of a store that was opened often no slot was closed, and
+/// nothing expired.
 #[test]
 fn p11_slots_expire_however_often_the_store_is_opened() {
     let disk = FaultyDisk::default();
@@ -253,7 +258,8 @@ fn p11_slots_expire_however_often_the_store_is_opened() {
     assert!((7..=13).contains(&tails.len()) && !tails.contains(&"tail-1.redb".to_owned()), "{tails:?}");
 }
 
-/// The slots of a small budget held fewer keys than were worth a run: none was sealed, and the tables took up the budget.
+/// The slots of a small budget held fewer keys than were worth a run: none was sealed, and the tables took up
+/// the budget.
 #[test]
 fn p16_a_small_budget_holds_more_keys_than_tables_of_it() {
     const KEYS: u64 = 80_000;

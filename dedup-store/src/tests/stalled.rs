@@ -126,7 +126,8 @@ fn p16_settling_waits_for_sealing_and_hears_of_its_end() {
     }
 }
 
-/// A run that did not fit on the disk was left there, half written, and took up the room that the tail waited for.
+/// A run that did not fit on the disk was left there, half written, and took up the room that the tail waited
+/// for.
 #[test]
 fn p16_a_run_that_does_not_fit_gives_its_room_back() {
     // In the facts, in the filter, in the manifest.
@@ -187,8 +188,8 @@ fn a_key_is_found_at_every_step_of_sealing() {
     assert!(knows(&store, &fact(5, 1_000, Settled::Written)));
 }
 
-/// A lane asks for keys, and while a run is read for it another lane settles one of them, and that one's slot is closed: it is then in none of
-/// the slots that were asked, nor in the open one.
+/// A lane asks for keys, and while a run is read for it another lane settles one of them, and that one's slot
+/// is closed: it is then in none of the slots that were asked, nor in the open one.
 #[test]
 fn p7_a_key_whose_slot_is_closed_while_others_are_asked_is_found() {
     let disk = FaultyDisk::default();
