@@ -258,6 +258,14 @@ impl Store {
         }
     }
 
+    /// Whether [`Store::claim`] may read the disk now, or [`Store::settle`] wait for it: an asynchronous caller lets
+    /// its other tasks go on elsewhere then.
+    pub fn may_wait(&self) -> bool {
+        let held = self.shared.held.lock();
+        let slots = held.state.all_slots();
+        held.pending.bytes >= WAIT_BYTES || slots.unsealed() > 0 || slots.closed().runs().next().is_some()
+    }
+
     /// What is settled under a key, without claiming: the door's fast path for duplicates.
     pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Known>, StoreError> {
         let must = |held: &Held| held.state.must_ask_for(fingerprint);

@@ -9,7 +9,10 @@ use std::{
 use adapters::sink::{Life, Mark, Session, ShardId, ShardState, SinkError};
 use dedup_store::{Block, Checkpoint, Hasher, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::Notify,
+};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -209,7 +212,7 @@ impl Route {
                 watermark_ms: i64::MIN,
                 floor_ms: i64::MIN,
             };
-            self.store.settle(&[checkpoint], &blocks, now_ms)?;
+            self.ask_store(|store| store.settle(&[checkpoint], &blocks, now_ms))?;
         }
     }
 
@@ -242,6 +245,17 @@ impl Route {
         };
         self.store.settle(&[checkpoint], &[], now_ms)?;
         Ok(facts)
+    }
+
+    /// Asks the store. Where it may read the disk or wait for it, the runtime's other tasks go on on another thread meanwhile.
+    pub(crate) fn ask_store<T>(&self, ask: impl FnOnce(&Store) -> T) -> T {
+        let others_may_go_on =
+            Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+        if others_may_go_on && self.store.may_wait() {
+            tokio::task::block_in_place(|| ask(&self.store))
+        } else {
+            ask(&self.store)
+        }
     }
 
     /// A mark's block, checked.

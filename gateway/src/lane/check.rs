@@ -47,7 +47,7 @@ impl Lane {
         }
         // Arrival is the wall clock or F, whichever is higher, so it may lie ahead of a clock that was set back (P11).
         let ahead_ms = if route.arrival { i64::MAX } else { wall_ms().saturating_add(rules.max_ahead_ms) };
-        let claimed = route.store.claim(self.id, ahead_ms, &items, &mut verdicts);
+        let claimed = route.ask_store(|store| store.claim(self.id, ahead_ms, &items, &mut verdicts));
         drop(history);
         if let Err(fault) = claimed {
             if rules.pass_unchecked && !matches!(fault, StoreError::Full { .. }) {

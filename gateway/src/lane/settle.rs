@@ -45,7 +45,7 @@ impl Lane {
         }
         let checkpoints: Vec<_> =
             flight.slots.iter().filter_map(|slot| self.slots.get(slot).map(OwnedShard::checkpoint)).collect();
-        if let Err(fault) = route.store.settle(&checkpoints, &blocks, wall_ms()) {
+        if let Err(fault) = route.ask_store(|store| store.settle(&checkpoints, &blocks, wall_ms())) {
             // The mark in the sink holds the facts (rule 6); the store answers nothing any more until it is reopened.
             error!(route = %route.name, lane = self.id, "{fault}");
         }
