@@ -42,6 +42,17 @@ fn fingerprint(number: u64) -> Fingerprint {
     Fingerprint(xxh3_128(&number.to_le_bytes()).to_be_bytes())
 }
 
+fn item_at(number: u64, event_ms: i64) -> Item {
+    Item {
+        fingerprint: fingerprint(number),
+        digest: Digest(number & 0xffff_ffff),
+        event_ms,
+        floor_ms: i64::MIN,
+        admit_late: false,
+        replay_dead_letter: false,
+    }
+}
+
 /// Numbers of the records of a batch: new ones from `first` on, and copies of the `live` before.
 fn batch(first: u64, live: u64) -> Vec<u64> {
     let mut new = first;
@@ -114,14 +125,7 @@ impl Ours {
 
     fn step(&mut self) {
         let numbers = batch(self.next, self.live);
-        let item = |&number: &u64| Item {
-            fingerprint: fingerprint(number),
-            digest: Digest(number & 0xffff_ffff),
-            event_ms: self.event_ms(number),
-            floor_ms: i64::MIN,
-            admit_late: false,
-            replay_dead_letter: false,
-        };
+        let item = |&number: &u64| item_at(number, self.event_ms(number));
         let items: Vec<Item> = numbers.iter().map(item).collect();
         self.verdicts.clear();
         let start = Instant::now();
@@ -226,14 +230,7 @@ pub(crate) fn fill(folder: &Path, keys: u64, memory_bytes: u64) {
 /// Nanoseconds of a claim of one new key, and of one that is in memory, not waiting for the disk.
 fn one_by_one(ours: &Ours) -> (f64, f64) {
     const CALLS: u64 = 200_000;
-    let item = |number: u64| Item {
-        fingerprint: fingerprint(number),
-        digest: Digest(number & 0xffff_ffff),
-        event_ms: ours.event_ms(ours.next),
-        floor_ms: i64::MIN,
-        admit_late: false,
-        replay_dead_letter: false,
-    };
+    let item = |number: u64| item_at(number, ours.event_ms(ours.next));
     let mut verdicts = Vec::with_capacity(1);
     let mut time = |items: &[Item]| {
         let start = Instant::now();
@@ -339,23 +336,15 @@ fn ours(report: &mut Report, keys: u64, curves: &mut Curves) {
     let next = done["next"].as_u64().unwrap_or(0);
     let start = Instant::now();
     let store = Arc::new(Store::open(folder.path(), options(memory_bytes)).expect("it opens again"));
-    let mut ours = Ours::new(Arc::clone(&store), keys);
+    let ours = Ours::new(Arc::clone(&store), keys);
     let mut verdicts = Vec::new();
-    let item = |number: u64| Item {
-        fingerprint: fingerprint(number),
-        digest: Digest(number & 0xffff_ffff),
-        event_ms: ours.event_ms(number),
-        floor_ms: i64::MIN,
-        admit_late: false,
-        replay_dead_letter: false,
-    };
+    let item = |number: u64| item_at(number, ours.event_ms(number));
     store.claim(0, i64::MAX, &[item(next - 1)], &mut verdicts).expect("a verdict");
     let restart = start.elapsed().as_secs_f64();
     let live: Vec<Item> =
         (0..20_000).map(|at| item(next - 1 - xxh3_64(&u64::to_le_bytes(at)) % (keys - keys / 100))).collect();
     store.claim(0, i64::MAX, &live, &mut verdicts).expect("verdicts");
     let sound = verdicts.iter().all(|verdict| *verdict == Verdict::Duplicate(Settled::Written));
-    ours.next = next;
     let right = done["wrong"] == 0 && sound;
     let note = format!("{keys} live keys in {} slots, 10 % copies", done["slots"]);
     report.rows.push(row("check-and-settle", "oncegate", of("steady"), "keys/s", right, note));

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     disk::{self, Disk, Fail, Folder},
     error::StoreError,
-    files::{self, RESERVE_NAME},
+    files,
     filter::blocks_for,
     fingerprint::{Hasher, Identity},
     manifest::{self, Manifest, Part},
@@ -102,7 +102,7 @@ pub fn import(from: &Path, to: &Path, progress: &mut dyn FnMut(u64, u64)) -> Res
         Fail::of_io(&format!("cannot copy {}", what.display()), error).into()
     };
     let mut names = Folder::new(from).list().map_err(|error| failed(from, &error))?;
-    names.retain(|name| files::generation_of(name).is_some() && name != RESERVE_NAME);
+    names.retain(|name| files::generation_of(name).is_some());
     // The manifest comes last, and under its own name once it is whole.
     names.sort();
     let size = |name: &str| fs::metadata(from.join(name)).map(|metadata| metadata.len());

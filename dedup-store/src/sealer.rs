@@ -17,7 +17,7 @@ use crate::{
     filter::Plane,
     fingerprint::Hasher,
     run::{self, Run},
-    slots::{Place, Work},
+    slots::{Closed, Place, Work},
     table::Table,
 };
 
@@ -167,6 +167,6 @@ fn add_plane(shared: &Shared, blocks: u64) -> Place {
 }
 
 #[must_use]
-fn free(shared: &Shared, place: &Place) -> Arc<crate::slots::Closed> {
+fn free(shared: &Shared, place: &Place) -> Arc<Closed> {
     shared.held.lock().state.all_slots_mut().free(place)
 }

@@ -94,6 +94,7 @@ pub(super) fn run(command: &StoreCommand) -> ExitCode {
                 print(look.format, &stats, stats_json(route, &stats));
                 true
             }),
+            // Verify: the others are done above.
             _ => verified(&folder).map(|report| {
                 print(look.format, &report, report_json(route, &report));
                 report.sound()
