@@ -1,10 +1,10 @@
-//! A Kafka broker (and controller) of its own, in one JVM, from the jars that `test.sh` fetched.
+//! Kafka brokers (and controllers) of their own, one JVM each, from the jars that `test.sh` fetched.
 
 use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -42,46 +42,80 @@ pub struct Produced {
     pub timestamp_ms: Option<i64>,
 }
 
-/// A Kafka broker without authentication.
+/// A Kafka cluster: one broker without authentication, unless it was started otherwise.
 pub struct Kafka {
     // Before the others: a field is dropped in the order of declaration.
-    server: Option<Child>,
+    nodes: Vec<Node>,
     producer: OnceLock<ThreadedProducer<DefaultProducerContext>>,
     folder: TempDir,
+}
+
+/// One broker, which is a controller too.
+struct Node {
+    server: Mutex<Option<Child>>,
     port: u16,
+}
+
+impl Node {
+    fn server(&self) -> MutexGuard<'_, Option<Child>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Kafka {
     /// Formats a folder and starts a broker on a free port. Panics if the jars are missing: a live test never passes unseen.
     pub fn start() -> Self {
+        Self::cluster(1)
+    }
+
+    /// `count` brokers of one cluster. Topics have a replica on each (three at most), and a write is taken once all but one have it.
+    pub fn cluster(count: usize) -> Self {
+        Self::with(count, |_, _| String::new())
+    }
+
+    /// `count` brokers with further lines in their properties, made of a broker's number (from 0) and its port.
+    pub fn with(count: usize, further: impl Fn(usize, u16) -> String) -> Self {
         let folder =
             tempfile::Builder::new().prefix("oncegate-kafka-").tempdir().expect("a temporary folder");
-        let mut kafka = Self { server: None, producer: OnceLock::new(), folder, port: free_port() };
-        let (port, controller, data) = (kafka.port, free_port(), kafka.path("data").display().to_string());
-        let properties = format!(
-            "process.roles=broker,controller\n\
-             node.id=1\n\
-             controller.quorum.voters=1@127.0.0.1:{controller}\n\
-             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-             controller.listener.names=CONTROLLER\n\
-             log.dirs={data}\n\
-             auto.create.topics.enable=false\n\
-             offsets.topic.replication.factor=1\n\
-             offsets.topic.num.partitions=4\n\
-             transaction.state.log.replication.factor=1\n\
-             transaction.state.log.min.isr=1\n\
-             transaction.state.log.num.partitions=4\n\
-             broker.heartbeat.interval.ms=500\n\
-             broker.session.timeout.ms=3000\n\
-             group.initial.rebalance.delay.ms=0\n"
-        );
-        fs::write(kafka.path("server.properties"), properties).expect("the temporary folder can be written");
-        let arguments =
-            kafka.java("kafka.tools.StorageTool", &["format", "-t", "b25jZWdhdGUtdGVzdHMtMQ", "-c"]);
-        let formatted = Command::new("java").args(&arguments).output();
-        let formatted = formatted
-            .expect("Java is not installed: run ./test.sh once, it installs what the live tests need");
-        assert!(formatted.status.success(), "format: {}", String::from_utf8_lossy(&formatted.stderr));
+        let nodes: Vec<Node> =
+            (0..count).map(|_| Node { server: Mutex::new(None), port: free_port() }).collect();
+        let controllers: Vec<u16> = (0..count).map(|_| free_port()).collect();
+        let kafka = Self { nodes, producer: OnceLock::new(), folder };
+        let voters: Vec<String> =
+            controllers.iter().enumerate().map(|(at, port)| format!("{}@127.0.0.1:{port}", at + 1)).collect();
+        let (voters, replicas) = (voters.join(","), kafka.replicas());
+        let in_sync = (replicas - 1).max(1);
+        for (at, controller) in controllers.into_iter().enumerate() {
+            let (id, port) = (at + 1, kafka.nodes[at].port);
+            let data = kafka.path(&format!("data-{at}")).display().to_string();
+            let mut properties = format!(
+                "process.roles=broker,controller\n\
+                 node.id={id}\n\
+                 controller.quorum.voters={voters}\n\
+                 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
+                 controller.listener.names=CONTROLLER\n\
+                 log.dirs={data}\n\
+                 auto.create.topics.enable=false\n\
+                 default.replication.factor={replicas}\n\
+                 min.insync.replicas={in_sync}\n\
+                 offsets.topic.replication.factor={replicas}\n\
+                 offsets.topic.num.partitions=4\n\
+                 transaction.state.log.replication.factor={replicas}\n\
+                 transaction.state.log.min.isr={in_sync}\n\
+                 transaction.state.log.num.partitions=4\n\
+                 broker.heartbeat.interval.ms=500\n\
+                 broker.session.timeout.ms=3000\n\
+                 group.initial.rebalance.delay.ms=0\n"
+            );
+            properties.push_str(&further(at, port));
+            fs::write(kafka.properties(at), properties).expect("the temporary folder can be written");
+            let arguments =
+                kafka.java(at, "kafka.tools.StorageTool", &["format", "-t", "b25jZWdhdGUtdGVzdHMtMQ", "-c"]);
+            let formatted = Command::new("java").args(&arguments).output();
+            let formatted = formatted
+                .expect("Java is not installed: run ./test.sh once, it installs what the live tests need");
+            assert!(formatted.status.success(), "format: {}", String::from_utf8_lossy(&formatted.stderr));
+        }
         kafka.run();
         kafka
     }
@@ -92,42 +126,69 @@ impl Kafka {
         SHARED.get_or_init(Self::start)
     }
 
-    /// `host:port`, as `bootstrap.servers` and the gateway's config take it.
+    /// `host:port` of each broker, as `bootstrap.servers` and the gateway's config take it.
     pub fn brokers(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        let addresses: Vec<String> =
+            self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        addresses.join(",")
     }
 
-    /// Ends the broker as a crash would.
-    pub fn kill(&mut self) {
-        if let Some(mut server) = self.server.take() {
+    /// Ends all brokers as a crash would.
+    pub fn kill(&self) {
+        (0..self.nodes.len()).for_each(|at| self.kill_broker(at));
+    }
+
+    /// Ends one broker as a crash would.
+    pub fn kill_broker(&self, at: usize) {
+        if let Some(mut server) = self.nodes[at].server().take() {
             server.stop("KILL");
         }
     }
 
-    /// Starts a killed broker again, on the same port, and waits until it answers.
-    pub fn run(&mut self) {
-        let mut command = vec!["java".to_owned()];
-        command.extend(self.java("kafka.Kafka", &[]));
-        let log = self.path("log");
-        let folder = Some(self.folder.path());
-        let mut server =
-            Child::start(&Spec { command, environment: vec![], log: &log, user: None, end: "KILL", folder });
+    /// Starts the brokers that do not run, on their ports, and waits until all have joined.
+    pub fn run(&self) {
+        for at in 0..self.nodes.len() {
+            if self.nodes[at].server().is_some() {
+                continue;
+            }
+            let mut command = vec!["java".to_owned()];
+            command.extend(self.java(at, "kafka.Kafka", &[]));
+            let log = self.path(&format!("log-{at}"));
+            let folder = Some(self.folder.path());
+            *self.nodes[at].server() = Some(Child::start(&Spec {
+                command,
+                environment: vec![],
+                log: &log,
+                user: None,
+                end: "KILL",
+                folder,
+            }));
+        }
         let probe: BaseConsumer = self.client().create().expect("a client can be made");
         let deadline = Instant::now() + Duration::from_secs(60);
+        let all = self.nodes.len();
         while probe
             .fetch_metadata(None, Duration::from_secs(1))
-            .map_or(true, |metadata| metadata.brokers().is_empty())
+            .map_or(true, |metadata| metadata.brokers().len() < all)
         {
-            let running = server.exited().is_none() && Instant::now() < deadline;
-            assert!(running, "Kafka does not start:\n{}", server.log_tail(20));
+            for node in &self.nodes {
+                let mut server = node.server();
+                let Some(server) = &mut *server else { continue };
+                let running = server.exited().is_none() && Instant::now() < deadline;
+                assert!(running, "Kafka does not start:\n{}", server.log_tail(20));
+            }
+            std::thread::sleep(Duration::from_millis(50));
         }
-        self.server = Some(server);
+    }
+
+    fn replicas(&self) -> i32 {
+        i32::try_from(self.nodes.len().min(3)).unwrap_or(3)
     }
 
     /// Makes a topic and waits until every partition has a leader.
     pub async fn topic(&self, name: &str, partitions: i32) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().expect("a client can be made");
-        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(self.replicas()));
         let made = admin.create_topics([&topic], &AdminOptions::new()).await.expect("Kafka answers");
         made.into_iter().for_each(|result| drop(result.expect("a topic of that name does not exist yet")));
         crate::eventually("leaders of a new topic", Duration::from_secs(20), async || {
@@ -224,12 +285,16 @@ impl Kafka {
         self.folder.path().join(name)
     }
 
-    fn java(&self, main: &str, arguments: &[&str]) -> Vec<String> {
+    fn properties(&self, at: usize) -> PathBuf {
+        self.path(&format!("server-{at}.properties"))
+    }
+
+    fn java(&self, at: usize, main: &str, arguments: &[&str]) -> Vec<String> {
         let classes = format!("{}/*", jars().display());
         let fixed = ["-Xmx512m", "-XX:+UseSerialGC", "-cp", &classes, main];
         let mut all: Vec<String> =
             fixed.iter().chain(arguments).map(|&argument| argument.to_owned()).collect();
-        all.push(self.path("server.properties").display().to_string());
+        all.push(self.properties(at).display().to_string());
         all
     }
 }
@@ -253,7 +318,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn kafka_keeps_what_was_produced_through_a_kill() {
-        let mut kafka = Kafka::start();
+        let kafka = Kafka::start();
         kafka.topic("t", 2).await;
         let payload = |n: i32| Some(n.to_string().into_bytes());
         kafka.produce(

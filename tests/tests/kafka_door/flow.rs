@@ -134,7 +134,7 @@ async fn back_pressure_bounds_what_is_read_and_keeps_the_membership() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_dies_and_returns_costs_nothing_but_time() {
-    let mut kafka = Kafka::start();
+    let kafka = Kafka::start();
     kafka.topic("mortal", 2).await;
     kafka.produce("mortal", numbers(2, 0..10_000));
     let sink = Shared::default();
