@@ -17,7 +17,7 @@ use crate::{
     filter::Plane,
     fingerprint::Hasher,
     run::{self, Run},
-    slots::{Closed, Place, Work},
+    slots::{Place, Work},
     table::Table,
 };
 
@@ -167,6 +167,6 @@ fn add_plane(shared: &Shared, blocks: u64) -> Place {
 }
 
 #[must_use]
-fn free(shared: &Shared, place: &Place) -> Arc<Closed> {
+fn free(shared: &Shared, place: &Place) -> Option<Arc<Plane>> {
     shared.held.lock().state.all_slots_mut().free(place)
 }

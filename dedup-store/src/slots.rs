@@ -63,14 +63,30 @@ struct Layer {
     runs: [Option<Arc<Run>>; COLUMNS],
     /// Columns that are asked.
     live: u16,
-    /// Columns that are not empty: live, being filled, or retired and not cleared yet.
-    used: u16,
 }
 
 impl Layer {
+    fn new(plane: Arc<Plane>) -> Self {
+        Layer { plane, runs: Default::default(), live: 0 }
+    }
+}
+
+/// A plane and which of its columns are not empty: asked, being filled, or retired and not cleared yet.
+struct Columns {
+    plane: Arc<Plane>,
+    used: u16,
+}
+
+impl Columns {
     fn free_column(&self) -> Option<usize> {
         let free = (!self.used).trailing_zeros() as usize;
         (free < COLUMNS).then_some(free)
+    }
+
+    fn take(&mut self) -> Option<Place> {
+        let column = self.free_column()?;
+        self.used |= 1 << column;
+        Some(Place { plane: Arc::clone(&self.plane), column })
     }
 }
 
@@ -154,10 +170,10 @@ impl Closed {
         tables + self.runs().map(|run| run.meta.keys).sum::<u64>()
     }
 
+    /// Without the planes.
     fn bytes(&self) -> u64 {
         let tables: u64 = self.tables.iter().map(|table| table.bytes() as u64).sum();
-        let planes: u64 = self.layers.iter().map(|layer| layer.plane.bytes()).sum();
-        tables + planes + self.runs().map(|run| run.bytes()).sum::<u64>()
+        tables + self.runs().map(|run| run.bytes()).sum::<u64>()
     }
 }
 
@@ -217,6 +233,8 @@ pub(crate) struct Slots {
     began_ms: Option<i64>,
     /// Keys at which the open slot is closed.
     full_keys: u64,
+    /// All planes, also those of which no column is asked.
+    planes: Vec<Columns>,
     closed: Arc<Closed>,
 }
 
@@ -227,6 +245,7 @@ impl Slots {
             open: Table::new(generation, 0),
             began_ms: None,
             full_keys: sizes.max_keys,
+            planes: Vec::new(),
             closed: Arc::default(),
         }
     }
@@ -305,9 +324,9 @@ impl Slots {
     /// A column for a filter of so many keys: its blocks, and the place if a plane has one.
     pub(crate) fn place(&mut self, keys: u64) -> (u64, Option<Place>) {
         let suits =
-            |layer: &&Layer| filter::suits(layer.plane.blocks(), keys) && layer.free_column().is_some();
+            |plane: &&Columns| filter::suits(plane.plane.blocks(), keys) && plane.free_column().is_some();
         // The one that wastes least.
-        let blocks = self.closed.layers.iter().filter(suits).map(|layer| layer.plane.blocks()).min();
+        let blocks = self.planes.iter().filter(suits).map(|plane| plane.plane.blocks()).min();
         match blocks {
             Some(blocks) => (blocks, self.place_in(blocks)),
             None => (filter::blocks_for(keys), None),
@@ -316,25 +335,13 @@ impl Slots {
 
     /// A column in a plane of this size.
     pub(crate) fn place_in(&mut self, blocks: u64) -> Option<Place> {
-        let mut place = None;
-        self.change(|closed| {
-            for layer in closed.layers.iter_mut().filter(|layer| layer.plane.blocks() == blocks) {
-                if let (None, Some(column)) = (&place, layer.free_column()) {
-                    layer.used |= 1 << column;
-                    place = Some(Place { plane: Arc::clone(&layer.plane), column });
-                }
-            }
-        });
-        place
+        self.planes.iter_mut().filter(|plane| plane.plane.blocks() == blocks).find_map(Columns::take)
     }
 
     /// Adds an empty plane, and takes its first column.
     pub(crate) fn add_plane(&mut self, plane: Arc<Plane>) -> Place {
-        let place = Place { plane: Arc::clone(&plane), column: 0 };
-        self.change(|closed| {
-            closed.layers.push(Layer { plane, runs: Default::default(), live: 0, used: 1 });
-        });
-        place
+        self.planes.push(Columns { plane: Arc::clone(&plane), used: 1 });
+        Place { plane, column: 0 }
     }
 
     /// The run takes the place of its table, and its filter is asked from now on.
@@ -356,16 +363,12 @@ impl Slots {
         self.closed.runs().any(|held| Arc::ptr_eq(held, run))
     }
 
-    /// The column is empty again, or nothing was put into it.
-    pub(crate) fn free(&mut self, place: &Place) -> Arc<Closed> {
-        self.change(|closed| {
-            for layer in &mut closed.layers {
-                if Arc::ptr_eq(&layer.plane, &place.plane) {
-                    layer.used &= !(1 << place.column);
-                }
-            }
-            closed.layers.retain(|layer| layer.used != 0);
-        })
+    /// The column is empty again, or nothing was put into it. Answers with a plane that is not needed any more, which
+    /// is large to drop: do it without a lock.
+    pub(crate) fn free(&mut self, place: &Place) -> Option<Arc<Plane>> {
+        let at = self.planes.iter().position(|plane| Arc::ptr_eq(&plane.plane, &place.plane))?;
+        self.planes[at].used &= !(1 << place.column);
+        (self.planes[at].used == 0).then(|| self.planes.swap_remove(at).plane)
     }
 
     /// What is to be done; tables only up to the last durable group, and only those whose tail takes no more.
@@ -379,10 +382,10 @@ impl Slots {
         if let Some(run) = self.closed.bare.first() {
             return Some(Work::Filter(Arc::clone(run)));
         }
-        self.closed.layers.iter().find_map(|layer| {
+        self.planes.iter().find_map(|Columns { plane, used }| {
             // One that is being filled is filled by who asks this.
-            let retired = layer.used & !layer.live;
-            let place = Place { plane: Arc::clone(&layer.plane), column: retired.trailing_zeros() as usize };
+            let retired = used & !self.closed.live(plane);
+            let place = Place { plane: Arc::clone(plane), column: retired.trailing_zeros() as usize };
             (retired != 0).then_some(Work::Clear(place))
         })
     }
@@ -417,6 +420,7 @@ impl Slots {
                         }
                     }
                 }
+                closed.layers.retain(|layer| layer.live != 0);
             })
         })
     }
@@ -426,7 +430,8 @@ impl Slots {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.open.bytes() as u64 + self.closed.bytes()
+        let planes: u64 = self.planes.iter().map(|plane| plane.plane.bytes()).sum();
+        self.open.bytes() as u64 + planes + self.closed.bytes()
     }
 
     /// Oldest first.
@@ -474,11 +479,18 @@ impl Slots {
 impl Closed {
     fn put(&mut self, run: Arc<Run>, place: Option<&Place>) {
         let Some(place) = place else { return self.bare.push(run) };
-        for layer in &mut self.layers {
-            if Arc::ptr_eq(&layer.plane, &place.plane) {
-                layer.live |= 1 << place.column;
-                layer.runs[place.column] = Some(Arc::clone(&run));
-            }
-        }
+        let known = self.layers.iter().position(|layer| Arc::ptr_eq(&layer.plane, &place.plane));
+        let at = known.unwrap_or_else(|| {
+            self.layers.push(Layer::new(Arc::clone(&place.plane)));
+            self.layers.len() - 1
+        });
+        self.layers[at].live |= 1 << place.column;
+        self.layers[at].runs[place.column] = Some(run);
+    }
+
+    /// The columns of a plane that are asked.
+    fn live(&self, plane: &Arc<Plane>) -> u16 {
+        let layer = self.layers.iter().find(|layer| Arc::ptr_eq(&layer.plane, plane));
+        layer.map_or(0, |layer| layer.live)
     }
 }
