@@ -76,6 +76,9 @@ struct Claim {
 
 const NO_FACT: u64 = 1 << 63;
 
+/// Keys whose place in the open table is touched before they are looked at.
+const FEW: usize = 32;
+
 /// A key that was taken back (P12), so that an older block of a shard that says so, learnt again, does not bring it back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Tombstone {
@@ -150,9 +153,13 @@ impl State {
         let admit_ms = self.spans.admit_ms(self.floor_ms);
         self.claims.reserve(items.len(), |claim| bits(&claim.fingerprint));
         verdicts.reserve(items.len());
-        for (at, item) in items.iter().enumerate() {
-            let known = self.known(&item.fingerprint, closed.get(at).copied().flatten());
-            verdicts.push(self.claim_one(lane, ahead_ms, admit_ms, item, known));
+        for (number, few) in items.chunks(FEW).enumerate() {
+            self.slots.open.touch(few.iter().map(|item| &item.fingerprint));
+            for (at, item) in few.iter().enumerate() {
+                let known =
+                    self.known(&item.fingerprint, closed.get(number * FEW + at).copied().flatten());
+                verdicts.push(self.claim_one(lane, ahead_ms, admit_ms, item, known));
+            }
         }
     }
 
@@ -298,6 +305,10 @@ impl State {
     ) -> Result<Option<i64>, Fail> {
         let mut newest: Option<i64> = None;
         for (at, entry) in block.entries.iter().enumerate() {
+            if at % FEW == 0 {
+                let few = &block.entries[at..block.entries.len().min(at + FEW)];
+                self.slots.open.touch(few.iter().map(|entry| &entry.fingerprint));
+            }
             let key = bits(&entry.fingerprint);
             if entry.settled == Settled::Forgotten {
                 let found = self.ask(entry, at, closed)?;
