@@ -16,6 +16,7 @@ use crate::{
     slots::Closed,
     state::State,
     store::Ticket,
+    table::Table,
     tail::Group,
 };
 
@@ -197,10 +198,20 @@ impl Held {
         Ticket(self.pending.number - u64::from(self.since.is_none()))
     }
 
+    /// Whether the open slot is to be closed with what is pending.
+    fn slot_is_due(&mut self) -> bool {
+        let full = self.slot_bytes.0 + self.pending.bytes >= self.slot_bytes.1;
+        let group_keys = self.group_keys.max(self.pending.keys);
+        let watermark_ms = self.state.watermark_ms();
+        let slots = self.state.all_slots_mut();
+        slots.is_due(watermark_ms, group_keys) || full && slots.open.keys() > 0
+    }
+
     /// Takes what is pending out, and starts the next group; with it the next slot, if this one is due. Then
     /// the next group is due too, though empty: it begins the slot's tail. Answers also with what is to be dropped
     /// without the lock.
     pub(crate) fn take(&mut self) -> (Group, Option<Arc<Closed>>) {
+        let due = self.slot_is_due();
         self.since = None;
         let next = Group {
             number: self.pending.number + 1,
@@ -212,13 +223,11 @@ impl Held {
         let group = std::mem::replace(&mut self.pending, next);
         self.slot_bytes.0 += group.bytes;
         self.group_keys = self.group_keys.max(group.keys);
-        let watermark_ms = self.state.watermark_ms();
-        let full = self.slot_bytes.0 >= self.slot_bytes.1;
-        let group_keys = self.group_keys;
-        let slots = self.state.all_slots_mut();
-        if !(slots.is_due(watermark_ms, group_keys) || full && slots.open.keys() > 0) {
+        if !due {
             return (group, None);
         }
+        let watermark_ms = self.state.watermark_ms();
+        let slots = self.state.all_slots_mut();
         let generation = slots.open.generation + 1;
         let old = slots.close(group.number, generation, watermark_ms);
         self.pending.generation = generation;
@@ -348,6 +357,14 @@ fn await_work(shared: &Shared) -> bool {
 fn next_group(shared: &Shared) -> (Option<Arc<Group>>, Option<Arc<Closed>>) {
     let mut held = shared.held.lock();
     let mut dropped = None;
+    if held.in_hand.is_none() && held.since.is_some() && held.slot_is_due() {
+        let watermark_ms = held.state.watermark_ms();
+        if let Some(keys) = held.state.all_slots().wants_spare(watermark_ms) {
+            let spare = MutexGuard::unlocked(&mut held, || Table::new(0, keys));
+            let old = held.state.all_slots_mut().prepare(spare);
+            MutexGuard::unlocked(&mut held, || drop(old));
+        }
+    }
     if held.in_hand.is_none() && held.since.is_some() {
         let (group, old) = held.take();
         (held.in_hand, dropped) = (Some(Arc::new(group)), old);

@@ -17,7 +17,7 @@ pub(crate) const COLUMNS: usize = 16;
 /// Bits that a key sets.
 pub(crate) const BITS: u32 = 6;
 /// Bits of a filter for each of its keys, for [`BITS`] at most 0.05 % false positives.
-const BITS_PER_KEY: u64 = 20;
+pub(crate) const BITS_PER_KEY: u64 = 20;
 /// A filter of a given size is used for a slot if it has at least and at most so many bits for each key.
 const FEWEST_BITS_PER_KEY: u64 = 17;
 const MOST_BITS_PER_KEY: u64 = 40;
@@ -44,6 +44,11 @@ fn positions(fingerprint: &Fingerprint) -> impl Iterator<Item = usize> {
 /// Blocks of a filter for `keys` keys.
 pub(crate) fn blocks_for(keys: u64) -> u64 {
     (keys * BITS_PER_KEY).div_ceil(BLOCK_BITS as u64).max(1)
+}
+
+/// Bytes in memory of a plane of such filters.
+pub(crate) fn plane_bytes(blocks: u64) -> u64 {
+    blocks * (BLOCK_BITS * size_of::<AtomicU16>()) as u64
 }
 
 /// Whether a filter of `blocks` serves `keys` keys: neither too full nor wasteful.

@@ -15,7 +15,9 @@ use crate::{
     fact::Entry,
     filter::{self, COLUMNS, Plane},
     fingerprint::Fingerprint,
+    plan::{Pace, Plan},
     run::Run,
+    store::StoreOptions,
     table::{self, Found, Table},
 };
 
@@ -28,11 +30,20 @@ const TABLES_PER_BUDGET: u64 = 6;
 const MIN_SLOT_KEYS: u64 = 1 << 12;
 /// With fewer keys a slot stays as it is: its table is small, and its tail soon read.
 const SEAL_KEYS: u64 = 1 << 15;
+/// A table with room for so many keys takes long to make and longer to grow.
+const LARGE_KEYS: u64 = 1 << 18;
 
 /// How far the watermark comes within a slot, for a route with this window and lateness. Chosen once, when
 /// the store is made.
 pub(crate) fn slot_width_ms(window_ms: i64, lateness_ms: i64) -> i64 {
     (window_ms.max(0).saturating_add(lateness_ms.max(0)) / SLOTS_PER_SPAN).max(MIN_WIDTH_MS)
+}
+
+/// Keys at which a slot is closed of which so many come within its width: at most a fifth less, so that its table is well filled.
+pub(crate) fn full_keys_for(keys: u64) -> Option<u64> {
+    let wanted = (keys.saturating_mul(4) / 5).max(1);
+    std::iter::successors(Some(MIN_SLOT_KEYS / 8 * 7), |full| full.checked_mul(2))
+        .find(|full| *full >= wanted)
 }
 
 /// How large slots get.
@@ -235,6 +246,9 @@ pub(crate) struct Slots {
     full_keys: u64,
     /// All planes, also those of which no column is asked.
     planes: Vec<Columns>,
+    /// The next slot's table, if it was made beforehand.
+    spare: Option<Table>,
+    pace: Pace,
     closed: Arc<Closed>,
 }
 
@@ -246,8 +260,15 @@ impl Slots {
             began_ms: None,
             full_keys: sizes.max_keys,
             planes: Vec::new(),
+            spare: None,
+            pace: Pace::default(),
             closed: Arc::default(),
         }
+    }
+
+    /// What will be needed when the window is full; none before a slot was closed.
+    pub(crate) fn plan(&self, options: &StoreOptions) -> Option<Plan> {
+        Plan::new(&self.pace, &self.sizes, options)
     }
 
     pub(crate) fn sizes(&self) -> &SlotSizes {
@@ -276,18 +297,51 @@ impl Slots {
             (None, None) => i64::MAX,
         };
         let passed = watermark_ms.is_some_and(|now| now.saturating_sub(began_ms) >= self.sizes.width_ms);
+        // A large table is not moved to a larger place: whoever settled then would wait for that.
+        let room = self.open.room() as u64;
+        let full_keys = if room >= LARGE_KEYS { room.min(self.full_keys) } else { self.full_keys };
         // A slot is half full at least, however large a group may be, or each group would be a slot of its
         // own from then on.
-        keys > 0 && (passed || keys + group_keys.min(self.full_keys / 2) > self.full_keys)
+        keys > 0 && (passed || keys + group_keys.min(full_keys / 2) > full_keys)
+    }
+
+    /// Keys that the table of the next slot is to have room for, if it is large: to be made beforehand, without the lock, and
+    /// handed over by [`Slots::prepare`].
+    pub(crate) fn wants_spare(&self, watermark_ms: Option<i64>) -> Option<usize> {
+        let keys = self.room_for_next(watermark_ms) as u64;
+        let there = self.spare.as_ref().map_or(0, Table::room) as u64;
+        (keys >= LARGE_KEYS && there < keys).then_some(keys as usize)
+    }
+
+    /// Answers with the one that there was.
+    pub(crate) fn prepare(&mut self, spare: Table) -> Option<Table> {
+        self.spare.replace(spare)
+    }
+
+    /// Keys that the next slot's table begins with room for, were the open one closed now.
+    fn room_for_next(&self, watermark_ms: Option<i64>) -> usize {
+        let keys = self.open.keys() as u64;
+        let full_keys = self.next_full_keys(keys, watermark_ms);
+        // A slot that was full before its time is followed by a larger one.
+        let expected = if full_keys > self.full_keys { full_keys } else { keys.min(full_keys) };
+        expected.min(self.room_keys()) as usize
     }
 
     /// Closes the open slot after this group and opens the next.
     pub(crate) fn close(&mut self, through: u64, generation: u64, watermark_ms: Option<i64>) -> Arc<Closed> {
         let keys = self.open.keys() as u64;
+        let room = self.room_for_next(watermark_ms);
         self.full_keys = self.next_full_keys(keys, watermark_ms);
-        let expected = keys.min(self.full_keys).min(self.room_keys());
-        let mut open = std::mem::replace(&mut self.open, Table::new(generation, expected as usize));
+        let mut next = match self.spare.take() {
+            Some(spare) if spare.room() >= room => spare,
+            _ => Table::new(generation, room),
+        };
+        next.generation = generation;
+        let mut open = std::mem::replace(&mut self.open, next);
         open.through = through;
+        if let (Some(began_ms), Some(watermark_ms)) = (self.began_ms, watermark_ms) {
+            self.pace.add(keys, watermark_ms.saturating_sub(began_ms));
+        }
         self.began_ms = watermark_ms;
         self.change(|closed| closed.tables.push(Arc::new(open)))
     }
@@ -299,9 +353,7 @@ impl Slots {
         let began_ms = self.began_ms.or(watermark_ms).unwrap_or(0);
         let passed_ms = watermark_ms.unwrap_or(began_ms).saturating_sub(began_ms);
         let full = if passed_ms >= self.sizes.width_ms {
-            let wanted = (keys.saturating_mul(4) / 5).max(1);
-            std::iter::successors(Some(MIN_SLOT_KEYS / 8 * 7), |full| Some(full * 2))
-                .find(|full| *full >= wanted)
+            full_keys_for(keys)
         } else if passed_ms >= self.sizes.width_ms / 4 * 3 {
             Some(self.full_keys)
         } else {
@@ -431,7 +483,8 @@ impl Slots {
 
     pub(crate) fn bytes(&self) -> u64 {
         let planes: u64 = self.planes.iter().map(|plane| plane.plane.bytes()).sum();
-        self.open.bytes() as u64 + planes + self.closed.bytes()
+        let spare = self.spare.as_ref().map_or(0, |spare| spare.bytes() as u64);
+        spare + self.open.bytes() as u64 + planes + self.closed.bytes()
     }
 
     /// Oldest first.

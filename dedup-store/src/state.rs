@@ -156,8 +156,7 @@ impl State {
         for (number, few) in items.chunks(FEW).enumerate() {
             self.slots.open.touch(few.iter().map(|item| &item.fingerprint));
             for (at, item) in few.iter().enumerate() {
-                let known =
-                    self.known(&item.fingerprint, closed.get(number * FEW + at).copied().flatten());
+                let known = self.known(&item.fingerprint, closed.get(number * FEW + at).copied().flatten());
                 verdicts.push(self.claim_one(lane, ahead_ms, admit_ms, item, known));
             }
         }

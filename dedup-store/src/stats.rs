@@ -5,6 +5,7 @@ use std::fmt;
 use crate::{
     files::FileStats,
     floors::{Checkpoint, Floors},
+    plan::Plan,
     slots::SlotStats,
 };
 
@@ -19,6 +20,8 @@ pub struct Stats {
     pub effects_pending: u64,
     /// Width of a slot, ms.
     pub slot_width_ms: i64,
+    /// What will be needed when the window is full; none before a slot was closed since the store was opened.
+    pub plan: Option<Plan>,
     /// Per slot, oldest first.
     pub slots: Vec<SlotStats>,
     /// Bytes of tables, filters, claims and settlements on their way to disk.
@@ -54,6 +57,9 @@ impl fmt::Display for Stats {
         )?;
         writeln!(f, "memory          {} bytes", self.memory_bytes)?;
         writeln!(f, "disk            {} bytes in {} files of facts", self.disk_bytes, self.files.len())?;
+        if let Some(plan) = &self.plan {
+            writeln!(f, "plan            {plan}")?;
+        }
         writeln!(f, "watermark       {}", time(self.floors.watermark_ms))?;
         writeln!(
             f,

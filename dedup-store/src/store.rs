@@ -537,6 +537,7 @@ impl Store {
             claims: held.state.claims(),
             effects_pending: held.state.intents().len() as u64,
             slot_width_ms: held.state.width_ms(),
+            plan: held.state.all_slots().plan(&self.options),
             slots: held.state.all_slots().stats(),
             memory_bytes: held.memory_bytes(),
             disk_bytes: held.disk_bytes,

@@ -28,6 +28,11 @@ pub(crate) fn keys_within(bytes: u64) -> u64 {
     (1 << buckets.ilog2()) / 8 * 7
 }
 
+/// Bytes of a table with room for so many keys.
+pub(crate) fn bytes_for(keys: u64) -> u64 {
+    (keys.saturating_mul(8) / 7).next_power_of_two().max(16) * BUCKET_BYTES
+}
+
 /// A settled key, packed.
 #[derive(Clone, Copy)]
 pub(crate) struct Fact {
@@ -133,6 +138,11 @@ impl Table {
 
     pub(crate) fn keys(&self) -> usize {
         self.facts.len()
+    }
+
+    /// Keys that it may hold without being moved to a larger place.
+    pub(crate) fn room(&self) -> usize {
+        self.facts.capacity()
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -12,6 +12,7 @@ use std::{
 };
 
 use adapters::sink::SinkError;
+use dedup_store::Stats;
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
@@ -179,6 +180,8 @@ pub struct Metrics {
     store_keys: Family<RouteLabel, Gauge>,
     store_disk: Family<RouteLabel, Gauge>,
     store_memory: Family<RouteLabel, Gauge>,
+    store_planned_memory: Family<RouteLabel, Gauge>,
+    store_planned_disk: Family<RouteLabel, Gauge>,
     door: DoorMetrics,
     routes: Mutex<Vec<Arc<RouteMetrics>>>,
     hooks: Mutex<Vec<Hook>>,
@@ -256,6 +259,16 @@ impl Metrics {
             store_keys: family(r, "store_keys", "Keys that the store holds"),
             store_disk: bytes_family(r, "store_disk", "Size of the store on disk"),
             store_memory: bytes_family(r, "store_memory", "Size of the store's tables and filters in memory"),
+            store_planned_memory: bytes_family(
+                r,
+                "store_planned_memory",
+                "Memory that the store will need when its window is full, at the pace of the last slots",
+            ),
+            store_planned_disk: bytes_family(
+                r,
+                "store_planned_disk",
+                "Disk that the store will need when its window is full, at the pace of the last slots",
+            ),
             door: DoorMetrics::register(r),
             routes: Mutex::default(),
             hooks: Mutex::default(),
@@ -289,6 +302,8 @@ impl Metrics {
             store_keys: self.store_keys.get_or_create_owned(&label),
             store_disk: self.store_disk.get_or_create_owned(&label),
             store_memory: self.store_memory.get_or_create_owned(&label),
+            store_planned_memory: self.store_planned_memory.get_or_create_owned(&label),
+            store_planned_disk: self.store_planned_disk.get_or_create_owned(&label),
             watermark_ms: AtomicI64::new(NEVER),
             lag: self.lag.clone(),
             partitions: self.partitions.clone(),
@@ -410,6 +425,8 @@ pub struct RouteMetrics {
     store_keys: Gauge,
     store_disk: Gauge,
     store_memory: Gauge,
+    store_planned_memory: Gauge,
+    store_planned_disk: Gauge,
     watermark_ms: AtomicI64,
     lag: Family<PartitionLabels, Gauge>,
     partitions: Family<TopicLabels, Gauge>,
@@ -490,12 +507,16 @@ impl RouteMetrics {
         self.watermark_ms.store(watermark_ms, Ordering::Relaxed);
     }
 
-    /// Sizes of the store: keys, bytes on disk, bytes in memory.
-    pub fn store(&self, keys: u64, disk_bytes: u64, memory_bytes: u64) {
+    /// Sizes of the store, and what it will need.
+    pub fn store(&self, stats: &Stats) {
         let clamp = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        self.store_keys.set(clamp(keys));
-        self.store_disk.set(clamp(disk_bytes));
-        self.store_memory.set(clamp(memory_bytes));
+        self.store_keys.set(clamp(stats.keys));
+        self.store_disk.set(clamp(stats.disk_bytes));
+        self.store_memory.set(clamp(stats.memory_bytes));
+        if let Some(plan) = &stats.plan {
+            self.store_planned_memory.set(clamp(plan.memory_bytes));
+            self.store_planned_disk.set(clamp(plan.disk_bytes));
+        }
     }
 
     /// `records` of a partition are not settled yet.
@@ -562,6 +583,8 @@ impl DoorMetrics {
 
 #[cfg(test)]
 mod tests {
+    use dedup_store::StoreOptions;
+
     use super::*;
 
     #[test]
@@ -659,7 +682,16 @@ mod tests {
     fn hooks_run_before_each_rendering() {
         let metrics = Metrics::new();
         let route = metrics.route("r");
-        metrics.on_scrape(move || route.store(7, 100, 50));
+        let store = dedup_store::Store::in_memory(StoreOptions {
+            window_ms: 0,
+            lateness_ms: 0,
+            idle_after_ms: 0,
+            max_disk_bytes: 0,
+            max_memory_bytes: 0,
+            commit_interval_ms: 0,
+        });
+        let stats = Stats { keys: 7, disk_bytes: 100, ..store.stats(0) };
+        metrics.on_scrape(move || route.store(&stats));
         let text = metrics.render(Format::Text, 0);
         assert!(text.contains("oncegate_store_keys{route=\"r\"} 7\n"), "{text}");
         assert!(text.contains("oncegate_store_disk_bytes{route=\"r\"} 100\n"), "{text}");

@@ -188,6 +188,11 @@ fn stats_json(route: &str, stats: &Stats) -> serde_json::Value {
         "watermark_ms": stats.floors.watermark_ms,
         "floor_ms": known(stats.floor_ms),
         "slot_width_ms": stats.slot_width_ms,
+        "plan": stats.plan.map(|plan| json!({
+            "keys_per_s": plan.keys_per_s, "keys": plan.keys, "memory_bytes": plan.memory_bytes,
+            "disk_bytes": plan.disk_bytes, "max_memory_bytes": plan.max_memory_bytes,
+            "max_disk_bytes": plan.max_disk_bytes, "window_fits_ms": plan.window_fits_ms,
+        })),
         "slots": stats.slots.iter().map(|slot| json!({
             "number": slot.number,
             "kind": match slot.kind {

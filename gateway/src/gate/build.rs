@@ -433,6 +433,7 @@ async fn watched(route: Arc<Route>, lane: u32, run: impl Future<Output = ()>) {
 
 /// Retires slots, follows the floors, and shows figures, once a second, until the route ends.
 async fn maintain(route: std::sync::Weak<Route>) {
+    let mut fits = true;
     loop {
         tokio::time::sleep(MAINTENANCE).await;
         let Some(route) = route.upgrade() else { return };
@@ -441,7 +442,17 @@ async fn maintain(route: std::sync::Weak<Route>) {
         let now_ms = wall_ms();
         let looked = blocking(move || (store.expire(now_ms), store.stats(now_ms))).await;
         let Ok((floors, stats)) = looked else { continue };
-        route.metrics.store(stats.keys, stats.disk_bytes, stats.memory_bytes);
+        route.metrics.store(&stats);
+        if let Some(plan) = stats.plan
+            && plan.fits() != fits
+        {
+            fits = plan.fits();
+            if fits {
+                info!(route = %route.name, "the store's budgets suffice again: {plan}");
+            } else {
+                warn!(route = %route.name, "the store's budgets will not suffice: {plan}");
+            }
+        }
         let Ok(floors) = floors else { continue };
         if let Some(watermark_ms) = floors.watermark_ms {
             route.metrics.watermark(watermark_ms);
