@@ -4,6 +4,7 @@
 //! types that the parts of the gateway take.
 
 mod error;
+mod format;
 mod naming;
 mod read;
 mod relay;

@@ -11,6 +11,7 @@
 //! | array, object | their number of elements, then each as a part; members sorted by name, a name twice is refused |
 //! | header, Kafka key, Kafka header, payload | the bytes as they came |
 //! | position | topic, partition, offset |
+//! | change event | source, database, schema, table, operation and position, then the record key |
 //!
 //! Changing any of this changes every fingerprint: the golden tests below must not be edited.
 
@@ -21,6 +22,8 @@ use std::{borrow::Cow, fmt};
 
 use dedup_store::{Fingerprint, Hasher};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::format::Member;
 
 pub(crate) use self::bytes::Kind;
 pub use self::{
@@ -47,6 +50,8 @@ pub enum Part {
     KafkaHeader(String),
     /// Topic, partition and offset. Offsets of a topic that was deleted and made again name other events: not for those.
     KafkaPosition,
+    /// What a change event says of itself.
+    Debezium(Member),
     /// The payload itself, byte by byte: events that really are alike are taken for copies.
     Content,
 }
@@ -54,7 +59,7 @@ pub enum Part {
 impl Part {
     /// It cannot be had of a record without payload.
     pub(crate) fn needs_payload(&self) -> bool {
-        matches!(self, Part::Pointer(_) | Part::Content)
+        matches!(self, Part::Pointer(_) | Part::Debezium(_) | Part::Content)
     }
 }
 
@@ -68,6 +73,7 @@ impl fmt::Display for Part {
             Part::KafkaKey => f.write_str("the Kafka key"),
             Part::KafkaHeader(name) => write!(f, "Kafka header {name:?}"),
             Part::KafkaPosition => f.write_str("the Kafka position"),
+            Part::Debezium(member) => write!(f, "the change's {}", member.word()),
             Part::Content => f.write_str("the payload"),
         }
     }
@@ -198,6 +204,7 @@ impl KeySpec {
                 Part::KafkaHeader(name) => (4, name.clone()),
                 Part::KafkaPosition => (5, String::new()),
                 Part::Content => (6, String::new()),
+                Part::Debezium(member) => (7, member.word().to_owned()),
             };
             meaning.push(tag);
             meaning.extend_from_slice(&(name.len() as u32).to_be_bytes());

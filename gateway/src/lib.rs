@@ -5,6 +5,7 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod door;
+pub mod format;
 pub mod gate;
 pub mod key;
 pub mod lane;

@@ -7,6 +7,7 @@ mod derive;
 pub(crate) mod json;
 mod members;
 mod namer;
+mod open;
 mod row;
 mod rules;
 pub mod split;

@@ -90,6 +90,8 @@ impl Answer {
 /// Why a record was not written: decides the HTTP status and problem type in one place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Problem {
+    /// It means nothing by its format (a tombstone behind a delete): its outcome is `duplicate`. 200.
+    Passed,
     /// The payload is not what the route takes (syntax, members, types). 400.
     BadRecord(String),
     /// A key part is missing or null and the route rejects that. 400 key-missing.
@@ -122,6 +124,7 @@ impl std::fmt::Display for Problem {
             | Problem::Late(text)
             | Problem::Ahead(text)
             | Problem::Unavailable(text) => f.write_str(text),
+            Problem::Passed => f.write_str("the record means nothing beside the one before it"),
             Problem::Mismatch => {
                 f.write_str("the key was settled with other content; use a new key for a new event")
             }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use toml::de::DeValue;
 
 use super::{
-    json_text,
+    format, json_text,
     read::{Item, Section},
 };
 use crate::{
+    format::Member,
     key::{IdempotencyKey, KeySpec, OnMissing, Part, Pointer},
     naming::{
         ColumnSource, Constant, DeleteWhen, DigestOver, EventTime, NamingRules, TimeUnit, UnknownFields,
@@ -20,14 +21,16 @@ pub(super) fn naming(
     has_relay: bool,
     row_key: Vec<String>,
 ) -> Option<NamingRules> {
-    let key = key(section, has_relay);
-    let event_time = event_time(section, has_relay);
+    let format = format::format(section, has_relay);
+    let cdc = format.debezium().is_some();
+    let key = key(section, has_relay, cdc);
+    let event_time = event_time(section, has_relay, cdc);
     let digest = match section.item("digest") {
         Some(item) if item.value.as_str() == Some("payload") => DigestOver::Payload,
         Some(item) => DigestOver::Pointers(item.list().iter().filter_map(pointer).collect()),
         None => DigestOver::Payload,
     };
-    let columns = columns(section, has_relay);
+    let columns = columns(section, has_relay, cdc);
     let unknown_item = section.item("unknown_fields");
     let unknown_fields = unknown_item.as_ref().and_then(unknown_fields).unwrap_or_default();
     if let (Some(item), UnknownFields::Column(name)) = (&unknown_item, &unknown_fields)
@@ -48,6 +51,7 @@ pub(super) fn naming(
     let delete_when = section.item("delete_when").and_then(|item| delete_when(&item));
     let max_depth = section.count("max_depth", 1..=128, 128) as usize;
     Some(NamingRules {
+        format,
         event_time: event_time?,
         digest,
         columns,
@@ -60,9 +64,9 @@ pub(super) fn naming(
 }
 
 const PART_FORMS: &str = "\"/pointer\", { header = \"NAME\" }, { kafka = \"key\" }, { kafka = \"position\" }, \
-                          { kafka_header = \"NAME\" } or { content = true }";
+                          { kafka_header = \"NAME\" }, { debezium = \"position\" } or { content = true }";
 
-fn key(section: &Section<'_, '_>, has_relay: bool) -> Option<KeySpec> {
+fn key(section: &Section<'_, '_>, has_relay: bool, cdc: bool) -> Option<KeySpec> {
     let key = section.item("key");
     let policy_item = section.item("idempotency_key");
     let policy = policy_item.as_ref().and_then(|item| {
@@ -88,6 +92,10 @@ fn key(section: &Section<'_, '_>, has_relay: bool) -> Option<KeySpec> {
             }
             KeySpec::idempotency_key()
         }
+        (None, policy) if cdc => {
+            let spec = KeySpec::new(vec![Part::Debezium(Member::Position)]);
+            spec.and_then(|spec| spec.with_idempotency_key(policy.unwrap_or_default())).ok()?
+        }
         (None, _) => {
             section.fault(
                 "`key` is missing: nothing names a record",
@@ -104,7 +112,7 @@ fn key(section: &Section<'_, '_>, has_relay: bool) -> Option<KeySpec> {
         }
         (Some(item), policy) => {
             let items = item.list();
-            let parts: Vec<Part> = items.iter().filter_map(|item| part(item, has_relay)).collect();
+            let parts: Vec<Part> = items.iter().filter_map(|item| part(item, has_relay, cdc)).collect();
             if parts.len() < items.len() {
                 return None;
             }
@@ -122,12 +130,12 @@ fn key(section: &Section<'_, '_>, has_relay: bool) -> Option<KeySpec> {
     Some(spec.on_missing(on_missing).strict(strict))
 }
 
-fn part(item: &Item<'_, '_>, has_relay: bool) -> Option<Part> {
+fn part(item: &Item<'_, '_>, has_relay: bool, cdc: bool) -> Option<Part> {
     if !item.value.is_table() {
         return pointer(item).map(Part::Pointer);
     }
     let section = item.section()?;
-    if let Some(later) = ["cloudevent", "debezium"].into_iter().find_map(|key| section.item(key)) {
+    if let Some(later) = section.item("cloudevent") {
         later.fault("is not in this build", format!("use {PART_FORMS}"));
         return None;
     }
@@ -140,6 +148,7 @@ fn part(item: &Item<'_, '_>, has_relay: bool) -> Option<Part> {
             false => Part::KafkaPosition,
         }));
     }
+    parts.extend(member(&section, cdc).map(Part::Debezium));
     if section.flag("content", false) {
         parts.push(Part::Content);
     }
@@ -159,6 +168,18 @@ fn part(item: &Item<'_, '_>, has_relay: bool) -> Option<Part> {
     parts.pop()
 }
 
+/// `debezium = "position"` and its siblings.
+fn member(section: &Section<'_, '_>, cdc: bool) -> Option<Member> {
+    let item = section.item("debezium")?;
+    if !cdc {
+        item.fault(
+            "comes from a change event, but the route's format has none",
+            "add [routes.NAME.format] with type = \"debezium\" or \"debezium-flat\"",
+        );
+    }
+    item.choice(&Member::WORDS)
+}
+
 fn pointer(item: &Item<'_, '_>) -> Option<Pointer> {
     let text = item.text_as("a JSON pointer such as \"/id\"")?;
     match Pointer::parse(&text) {
@@ -173,7 +194,7 @@ fn pointer(item: &Item<'_, '_>) -> Option<Pointer> {
     }
 }
 
-fn event_time(section: &Section<'_, '_>, has_relay: bool) -> Option<EventTime> {
+fn event_time(section: &Section<'_, '_>, has_relay: bool, cdc: bool) -> Option<EventTime> {
     let units = [
         ("s", TimeUnit::Seconds),
         ("ms", TimeUnit::Millis),
@@ -186,6 +207,20 @@ fn event_time(section: &Section<'_, '_>, has_relay: bool) -> Option<EventTime> {
         None => EventTime::Arrival,
         Some(item) if item.value.is_table() => {
             let inner = item.section()?;
+            if let Some(source) = inner.item("debezium") {
+                if !cdc {
+                    source.fault(
+                        "comes from a change event, but the route's format has none",
+                        "add [routes.NAME.format] with type = \"debezium\" or \"debezium-flat\"",
+                    );
+                }
+                if let Some(unit) = &unit_item {
+                    unit.fault("counts for numbers in the payload only", "remove it");
+                }
+                source.choice(&[("ts_ms", ())])?;
+                inner.close();
+                return Some(EventTime::Debezium);
+            }
             let source =
                 inner.required("kafka", "\"timestamp\"").and_then(|item| item.choice(&[("timestamp", ())]));
             inner.close();
@@ -218,16 +253,16 @@ fn event_time(section: &Section<'_, '_>, has_relay: bool) -> Option<EventTime> {
     Some(event_time)
 }
 
-fn columns(section: &Section<'_, '_>, has_relay: bool) -> BTreeMap<String, ColumnSource> {
+fn columns(section: &Section<'_, '_>, has_relay: bool, cdc: bool) -> BTreeMap<String, ColumnSource> {
     let Some(table) = section.section("columns") else { return BTreeMap::new() };
-    table.items().filter_map(|(name, item)| Some((name, column(&item, has_relay)?))).collect()
+    table.items().filter_map(|(name, item)| Some((name, column(&item, has_relay, cdc)?))).collect()
 }
 
 const COLUMN_FORMS: &str = "\"/pointer\", \"arrival\", \"default\", { header = \"NAME\" }, { kafka = \"key\" (or \
-                            \"timestamp\", \"topic\", \"partition\", \"offset\") }, { kafka_header = \"NAME\" } or \
-                            { constant = VALUE }";
+                            \"timestamp\", \"topic\", \"partition\", \"offset\") }, { kafka_header = \"NAME\" }, { debezium = \"op\" } \
+                            (or \"version\", \"position\", \"ts_ms\", ...) or { constant = VALUE }";
 
-fn column(item: &Item<'_, '_>, has_relay: bool) -> Option<ColumnSource> {
+fn column(item: &Item<'_, '_>, has_relay: bool, cdc: bool) -> Option<ColumnSource> {
     if !item.value.is_table() {
         let text = item.text_as("a source")?;
         return match text.as_str() {
@@ -277,6 +312,7 @@ fn column(item: &Item<'_, '_>, has_relay: bool) -> Option<ColumnSource> {
     }
     sources.extend(kafka);
     sources.extend(kafka_header.map(ColumnSource::KafkaHeader));
+    sources.extend(member(&section, cdc).map(ColumnSource::Debezium));
     if let Some(item) = section.item("constant") {
         sources.push(ColumnSource::Constant(constant(&item)?));
     }

@@ -178,6 +178,7 @@ impl GateBuilder {
         let identity = self.identity(&mut *session, naming.key.id()).await?;
         let hasher = self.store.bind(&identity)?;
         naming.row_key = sink.row_key().to_vec();
+        naming.version = sink.version().map(str::to_owned);
         let arrival = naming.event_time == EventTime::Arrival;
         let namer = Namer::new(naming, encoder, hasher.clone()).map_err(BuildError)?;
         let mut rules = self.rules.clone().unwrap_or_default();

@@ -40,6 +40,7 @@ enum Tag {
     Explicit = 0x15,
     Index = 0x16,
     Effect = 0x17,
+    Texts = 0x18,
 }
 
 /// Writes the parts of one dedup key, each with its type and length, behind what is in the buffer.
@@ -129,6 +130,17 @@ impl<'b> KeyBuffer<'b> {
         self.out.extend_from_slice(&partition.to_be_bytes());
         self.out.extend_from_slice(&offset.to_be_bytes());
         self.out.extend_from_slice(topic.as_bytes());
+    }
+
+    /// Several texts as one part.
+    pub(crate) fn texts(&mut self, texts: &[Option<&str>]) {
+        self.tag(Tag::Texts, texts.len());
+        for text in texts {
+            match text {
+                Some(text) => self.tagged(Tag::String, text.as_bytes()),
+                None => self.missing(),
+            }
+        }
     }
 
     pub(crate) fn content(&mut self, payload: &[u8]) {

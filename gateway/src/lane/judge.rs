@@ -165,6 +165,9 @@ pub(crate) enum Fate {
 
 /// The fate of a record that could not be named or encoded.
 pub(crate) fn judge_unwritable(problem: &Problem, via: Via, rules: &Rules) -> Fate {
+    if *problem == Problem::Passed {
+        return Fate::Answer { outcome: Outcome::Duplicate, first: None, problem: None };
+    }
     unwritable("rejected", Outcome::Rejected, problem.clone(), None, true, via, rules)
 }
 

@@ -17,7 +17,10 @@ use super::{
     rules::{ColumnSource, Constant, DigestOver, NamingRules, UnknownFields},
     time::EventTime,
 };
-use crate::key::{KeyBuffer, Part, Pointer};
+use crate::{
+    format::{Debezium, Member},
+    key::{KeyBuffer, Part, Pointer},
+};
 
 /// Names records and makes rows of them, in one pass over the payload. Cheap to share; keeps its buffers per thread.
 pub struct Namer {
@@ -32,6 +35,8 @@ pub struct Namer {
     pub(super) digest: Vec<Place>,
     /// Where to look, and the canonical bytes that must stand there.
     pub(super) delete_when: Option<(Place, Vec<u8>)>,
+    /// Texts that stand for a value which the source did not send; empty but for change events.
+    pub(super) placeholders: Vec<String>,
     /// A column takes the payload whole, so that nothing of it is unknown.
     pub(super) whole: bool,
     /// Tells a thread's buffers whose order of members they hold.
@@ -61,6 +66,8 @@ pub(super) struct Cell {
     pub(super) from: CellFrom,
     /// Takes bytes as they are.
     pub(super) binary: bool,
+    /// It has a default: a record may leave it out, and its value stays.
+    pub(super) has_default: bool,
     /// It is the row key, alone or with others.
     pub(super) row_key: RowKeyPart,
 }
@@ -98,7 +105,7 @@ impl Namer {
         let parts = parts.collect();
         let event_time = match &rules.event_time {
             EventTime::Pointer { pointer, .. } => Some(place(&mut layout, pointer)),
-            EventTime::Arrival | EventTime::KafkaTimestamp => None,
+            EventTime::Arrival | EventTime::KafkaTimestamp | EventTime::Debezium => None,
         };
         let digest = match &rules.digest {
             DigestOver::Payload => Vec::new(),
@@ -112,7 +119,21 @@ impl Namer {
         });
         let whole = cells.iter().any(|cell| matches!(cell.from, CellFrom::Place(Place { slot: None, .. })));
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { rules, encoder, hasher, layout, cells, parts, event_time, digest, delete_when, whole, id })
+        let placeholders = rules.format.debezium().map(Debezium::placeholders).unwrap_or_default();
+        Ok(Self {
+            rules,
+            encoder,
+            hasher,
+            layout,
+            cells,
+            parts,
+            event_time,
+            digest,
+            delete_when,
+            placeholders,
+            whole,
+            id,
+        })
     }
 
     /// Whether a part of the key or a column comes from a header.
@@ -156,6 +177,10 @@ impl Namer {
 fn cell(column: &Column, rules: &NamingRules, layout: &mut Layout) -> Cell {
     let from = match (rules.columns.get(&column.name), &rules.unknown_fields) {
         (None, UnknownFields::Column(name)) if *name == column.name => CellFrom::Unknown,
+        (None, _) if rules.format.is_raw() => CellFrom::Source(ColumnSource::Default),
+        (None, _) if rules.format.debezium().is_some() && rules.version.as_ref() == Some(&column.name) => {
+            CellFrom::Source(ColumnSource::Debezium(Member::Version))
+        }
         (None, _) => CellFrom::Place(place(layout, &Pointer::member(&column.name))),
         (Some(ColumnSource::Pointer(pointer)), _) => CellFrom::Place(place(layout, pointer)),
         (Some(source), _) => CellFrom::Source(source.clone()),
@@ -165,7 +190,7 @@ fn cell(column: &Column, rules: &NamingRules, layout: &mut Layout) -> Cell {
         true if rules.row_key.len() == 1 => RowKeyPart::Alone,
         true => RowKeyPart::OneOfSeveral,
     };
-    Cell { from, binary: is_binary(&column.type_name), row_key }
+    Cell { from, binary: is_binary(&column.type_name), has_default: column.has_default, row_key }
 }
 
 fn place(layout: &mut Layout, pointer: &Pointer) -> Place {
@@ -241,6 +266,7 @@ fn misfits(rules: &NamingRules, columns: &[Column]) -> Vec<Misfit> {
             "write it as JSON, such as true",
         );
     }
+    misfits_of_format(rules, columns, &mut misfit);
     if !(1..=MAX_DEPTH).contains(&rules.max_depth) {
         misfit(
             format!("max_depth: {} is not within 1 to {MAX_DEPTH}", rules.max_depth),
@@ -248,4 +274,69 @@ fn misfits(rules: &NamingRules, columns: &[Column]) -> Vec<Misfit> {
         );
     }
     misfits
+}
+
+/// What does not fit the route's format.
+fn misfits_of_format(rules: &NamingRules, columns: &[Column], misfit: &mut impl FnMut(String, &str)) {
+    let source = |name: &String| rules.columns.get(name);
+    if rules.format.is_raw() {
+        let pointers = |part: &Part| matches!(part, Part::Pointer(pointer) if !pointer.steps().is_empty());
+        if let Some(part) = rules.key.parts().iter().find(|part| pointers(part)) {
+            misfit(
+                format!("key: {part} points into the payload, which the format \"raw\" never looks into"),
+                "name the record by { kafka = \"key\" }, a header, or { content = true }",
+            );
+        }
+        for (name, from) in &rules.columns {
+            if matches!(from, ColumnSource::Pointer(pointer) if !pointer.steps().is_empty()) {
+                misfit(
+                    format!(
+                        "columns: column {name:?} points into the payload, which the format \"raw\" never looks into"
+                    ),
+                    "give it the whole payload (\"\"), the Kafka key or a header",
+                );
+            }
+        }
+        for column in columns.iter().filter(|column| source(&column.name).is_none()) {
+            if rules.row_key.contains(&column.name) || !(column.nullable || column.has_default) {
+                misfit(
+                    format!(
+                        "columns: column {:?} needs a source: the format \"raw\" has no members",
+                        column.name
+                    ),
+                    "give it the whole payload (\"\"), the Kafka key or a header",
+                );
+            }
+        }
+    }
+    if rules.format.debezium().is_none() {
+        return;
+    }
+    for column in columns {
+        let version = match source(&column.name) {
+            Some(from) => *from == ColumnSource::Debezium(Member::Version),
+            None => rules.version.as_ref() == Some(&column.name),
+        };
+        if version && !holds_versions(&column.type_name) {
+            misfit(
+                format!(
+                    "columns: column {:?} ({}) cannot hold a change's version, up to 71 digits",
+                    column.name, column.type_name
+                ),
+                "make it numeric without bounds, or text (in Postgres: text COLLATE \"C\"), or name another source for it",
+            );
+        }
+    }
+}
+
+/// Text, or a number of 71 digits.
+fn holds_versions(type_name: &str) -> bool {
+    let name = type_name.to_ascii_lowercase();
+    let bound = || name.split(['(', ',', ')']).nth(1).and_then(|digits| digits.trim().parse::<u32>().ok());
+    match name.split(['(', ' ']).next() {
+        Some("text" | "clob") => true,
+        Some("numeric" | "decimal") => bound().is_none_or(|digits| digits >= 71),
+        Some("varchar" | "character" | "char" | "nvarchar") => bound().is_none_or(|length| length >= 71),
+        _ => false,
+    }
 }

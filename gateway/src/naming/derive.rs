@@ -12,6 +12,10 @@ use super::{
     time::{self, EventTime},
 };
 use crate::{
+    format::{
+        Deletes, Member,
+        debezium::{Change, Op},
+    },
     key::{IdempotencyKey, KeyBuffer, KeySpec, Kind, MAX_KEY_BYTES, OnMissing, Part},
     outcome::Problem,
 };
@@ -81,7 +85,10 @@ impl Namer {
                 let kind = if payload == Payload::Tombstone { Kind::TombstoneParts } else { Kind::Parts };
                 let mut buffer = KeyBuffer::begin(key, prefix, tenant, kind);
                 for (at, (part, place)) in spec.parts().iter().zip(&self.parts).enumerate() {
-                    if matches!((part, payload), (Part::Pointer(_), Payload::Unreadable(_))) {
+                    if matches!(
+                        (part, payload),
+                        (Part::Pointer(_) | Part::Debezium(_), Payload::Unreadable(_))
+                    ) {
                         return Ok(None);
                     }
                     append(&mut buffer, spec, at, place.as_ref(), &sight)?;
@@ -113,7 +120,15 @@ impl Namer {
                     })
                 }
             },
-            (EventTime::Pointer { .. }, _, Payload::Tombstone) => {
+            (EventTime::Debezium, _, Payload::Object(_)) => {
+                let told = sight.change.and_then(|change| change.ts_ms);
+                told.filter(|ms| time::TIME_BOUNDS_MS.contains(ms)).ok_or_else(|| {
+                    "the source's time is missing: keep source.ts_ms (add.fields of ExtractNewRecordState), or set \
+                     event_time = \"arrival\""
+                        .to_owned()
+                })
+            }
+            (EventTime::Pointer { .. } | EventTime::Debezium, _, Payload::Tombstone) => {
                 Ok(record.kafka.and_then(|kafka| kafka.timestamp_ms).unwrap_or(arrival))
             }
             _ => Ok(arrival),
@@ -123,7 +138,7 @@ impl Namer {
     pub(super) fn digest(&self, sight: Sight<'_>, buffer: &mut Vec<u8>) -> Result<Digest, String> {
         match (sight.payload, &self.rules.digest) {
             (Payload::Tombstone, _) => Ok(self.hasher.digest(b"")),
-            (Payload::Unreadable(payload), _) => Ok(self.hasher.digest(payload)),
+            (Payload::Unreadable(payload) | Payload::Raw(payload), _) => Ok(self.hasher.digest(payload)),
             (Payload::Object(payload), DigestOver::Payload) => Ok(self.hasher.digest(payload.as_bytes())),
             (Payload::Object(_), DigestOver::Pointers(_)) => {
                 buffer.clear();
@@ -145,12 +160,66 @@ impl Namer {
         if sight.payload == Payload::Tombstone {
             return Ok(RowKind::Delete);
         }
+        if sight.deletes && self.rules.format.debezium().is_some_and(|format| format.deletes == Deletes::Row)
+        {
+            return Ok(RowKind::Delete);
+        }
         let Some((place, equals)) = &self.delete_when else { return Ok(RowKind::Write) };
         let Some(value) = sight.at(place)? else { return Ok(RowKind::Write) };
         buffer.clear();
         KeyBuffer::new(buffer).json(value)?;
         Ok(if buffer == equals { RowKind::Delete } else { RowKind::Write })
     }
+}
+
+/// Appends what a change event says of itself.
+fn change_part(
+    buffer: &mut KeyBuffer<'_>,
+    member: Member,
+    sight: &Sight<'_>,
+) -> Result<Option<bool>, String> {
+    let Some(change) = sight.change else { return Ok(None) };
+    if member != Member::Position {
+        let text = member_json(change, member)?;
+        return text.map(|text| buffer.json(&text).map(|()| true)).transpose();
+    }
+    let kafka = sight.record.kafka;
+    // A copy comes in the same topic again; where the table is not told, nothing else tells it.
+    let place = change.table.as_deref().or(kafka.map(|kafka| kafka.topic));
+    buffer.texts(&[
+        change.name.as_deref(),
+        change.database.as_deref(),
+        change.schema.as_deref(),
+        place,
+        Some(change.op.word()),
+        Some(change.position.as_deref().map_err(Clone::clone)?),
+    ]);
+    // Several rows may be changed at one position.
+    match (sight.key, kafka.and_then(|kafka| kafka.key), sight.payload) {
+        (Some(key), ..) => buffer.json(key)?,
+        (None, Some(key), _) => buffer.kafka_key(key),
+        (None, None, Payload::Object(row)) => buffer.json(row)?,
+        (None, None, _) => buffer.missing(),
+    }
+    Ok(Some(true))
+}
+
+/// A member of a change event as JSON text; none if the source does not tell it.
+pub(super) fn member_json(change: &Change, member: Member) -> Result<Option<String>, String> {
+    let text = |text: Option<&str>| text.map(|text| serde_json::Value::from(text).to_string());
+    Ok(match member {
+        Member::Position => text(Some(change.position.as_deref().map_err(Clone::clone)?)),
+        Member::Version => text(Some(change.version.as_deref().map_err(Clone::clone)?)),
+        Member::Op => text(Some(change.op.word())),
+        Member::Deleted => Some((change.op == Op::Delete).to_string()),
+        Member::Snapshot => Some(change.snapshot.to_string()),
+        Member::TsMs => change.ts_ms.map(|ms| ms.to_string()),
+        Member::Database => text(change.database.as_deref()),
+        Member::Schema => text(change.schema.as_deref()),
+        Member::Table => text(change.table.as_deref()),
+        Member::Connector => text(change.connector.as_deref()),
+        Member::Name => text(change.name.as_deref()),
+    })
 }
 
 /// Appends part number `at` of the key.
@@ -199,6 +268,7 @@ fn append(
             buffer.position(kafka.topic, kafka.partition, kafka.offset);
             true
         })),
+        (Part::Debezium(member), _) => change_part(buffer, *member, sight),
         (Part::Content, _) => Ok(record.payload.map(|payload| {
             buffer.content(payload);
             true

@@ -47,6 +47,11 @@ pub(crate) fn text(json: &str) -> Result<Cow<'_, str>, String> {
     })
 }
 
+/// The one JSON value that `text` is, without the white space around it.
+pub(crate) fn whole(text: &str) -> Result<&str, String> {
+    serde_json::from_str::<&RawValue>(text).map(RawValue::get).map_err(syntax)
+}
+
 /// The elements of a JSON array.
 pub(crate) fn elements(json: &str) -> Result<Vec<&str>, String> {
     let elements: Vec<&RawValue> = serde_json::from_str(json).map_err(syntax)?;

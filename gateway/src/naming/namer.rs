@@ -10,8 +10,12 @@ use super::{
     compile::{Namer, Place},
     json,
     members::{self, Found, Order},
+    open::{Given, Opened, text},
 };
-use crate::outcome::Problem;
+use crate::{
+    format::{connect::Shapes, debezium::Change},
+    outcome::Problem,
+};
 
 /// Buffers of one thread, empty between records.
 #[derive(Default)]
@@ -24,6 +28,9 @@ struct Scratch {
     key: Vec<u8>,
     row_key: Vec<u8>,
     extra: String,
+    /// The row of a format that is not plain JSON.
+    text: String,
+    shapes: Shapes,
 }
 
 thread_local! {
@@ -37,6 +44,12 @@ pub(super) struct Sight<'r> {
     pub(super) payload: Payload<'r>,
     slots: &'r [Option<&'r str>],
     pub(super) unknown: &'r [(Cow<'r, str>, &'r str)],
+    /// Of a change event.
+    pub(super) change: Option<&'r Change>,
+    /// The change deletes its row.
+    pub(super) deletes: bool,
+    /// The record key as JSON text, out of its envelope, where the format has read it.
+    pub(super) key: Option<&'r str>,
 }
 
 /// A payload after the pass.
@@ -46,6 +59,8 @@ pub(super) enum Payload<'r> {
     Tombstone,
     /// It is not what the route takes; that has been said.
     Unreadable(&'r [u8]),
+    /// Bytes that are not looked into.
+    Raw(&'r [u8]),
     /// A JSON object.
     Object(&'r str),
 }
@@ -78,19 +93,43 @@ impl Namer {
         }
         let mut problem = None;
         let mut found = Found { slots: std::mem::take(&mut scratch.slots), unknown: Vec::new() };
-        let payload = match record.payload {
-            None => Payload::Tombstone,
-            Some(payload) => match self.read(payload, &mut scratch.order, &mut found) {
-                Ok(text) => Payload::Object(text),
-                Err(fault) => {
-                    problem = Some(Problem::BadRecord(fault));
-                    Payload::Unreadable(payload)
-                }
-            },
+        let mut row_text = std::mem::take(&mut scratch.text);
+        row_text.clear();
+        let opened = self.open(record, &mut scratch.shapes, &mut row_text).unwrap_or_else(|fault| {
+            problem = Some(Problem::BadRecord(fault));
+            Opened::unreadable()
+        });
+        let json = match opened.payload {
+            Given::Text(payload) => Some(text(payload)),
+            Given::Row => Some(Ok(row_text.as_str())),
+            Given::Tombstone | Given::Passed | Given::Raw(_) => None,
         };
-        let sight = Sight { record, payload, slots: &found.slots, unknown: &found.unknown };
+        let json = json.map(|json| json.and_then(|text| self.read(text, &mut scratch.order, &mut found)));
+        let payload = match (json, &opened.payload) {
+            (Some(Ok(text)), _) => Payload::Object(text),
+            (Some(Err(fault)), _) => {
+                problem = Some(Problem::BadRecord(fault));
+                Payload::Unreadable(record.payload.unwrap_or_default())
+            }
+            (None, Given::Raw(payload)) => Payload::Raw(payload),
+            (None, Given::Passed) => {
+                problem.get_or_insert(Problem::Passed);
+                Payload::Unreadable(record.payload.unwrap_or_default())
+            }
+            (None, _) => Payload::Tombstone,
+        };
+        let sight = Sight {
+            record,
+            payload,
+            slots: &found.slots,
+            unknown: &found.unknown,
+            change: opened.change.as_ref(),
+            deletes: opened.deletes(),
+            key: opened.key.as_ref().map(|key| key.text.as_str()),
+        };
 
         let fingerprint = match self.fingerprint(sight, &mut scratch.key) {
+            _ if problem == Some(Problem::Passed) => None,
             Ok(fingerprint) => fingerprint,
             Err(fault) => {
                 problem.get_or_insert(fault);
@@ -151,17 +190,11 @@ impl Namer {
             problem: problem.map(Box::new),
         });
         scratch.slots = emptied(found.slots);
+        scratch.text = row_text;
     }
 
-    /// The payload as text, with its members found.
-    fn read<'a>(
-        &self,
-        payload: &'a [u8],
-        order: &mut Order,
-        found: &mut Found<'a>,
-    ) -> Result<&'a str, String> {
-        let text = std::str::from_utf8(payload)
-            .map_err(|error| format!("not UTF-8 at byte {}; send JSON as UTF-8", error.valid_up_to()))?;
+    /// The text, with its members found.
+    fn read<'a>(&self, text: &'a str, order: &mut Order, found: &mut Found<'a>) -> Result<&'a str, String> {
         members::read(text, &self.layout, order, found)?;
         Ok(text)
     }

@@ -10,6 +10,7 @@ use super::{
     namer::{Payload, Sight},
     rules::{ColumnSource, Constant, UnknownFields},
 };
+use crate::format::{Member, Unavailable, debezium::Op};
 
 impl Namer {
     /// Refuses members that nothing uses, drops them, or gathers them in `extra`, as the route says.
@@ -70,10 +71,33 @@ impl Namer {
         if sight.payload == Payload::Tombstone {
             return from_kafka_key(sight, cell, place);
         }
+        if let Payload::Raw(bytes) = sight.payload {
+            return Ok(outside(bytes, cell));
+        }
         let Some(value) = sight.at(place)? else { return Ok(Value::Missing) };
+        if self.placeholders.iter().any(|text| text == value) {
+            return self.unavailable(cell, place);
+        }
         self.sound(value, place.pointer.steps().len())
             .map_err(|fault| format!("{}: {fault}", json::at(&place.pointer)))?;
         Ok(Value::Json(value))
+    }
+
+    /// The source did not send the value, since the change did not touch it.
+    fn unavailable(&self, cell: &Cell, place: &Place) -> Result<Value<'static>, String> {
+        match self.rules.format.debezium().map(|format| format.unavailable) {
+            Some(Unavailable::Keep) if cell.has_default => Ok(Value::Missing),
+            Some(Unavailable::Keep) => Err(format!(
+                "{} was not sent, since the change did not touch it, and the column has no default to be left alone by; \
+                 give it one, or have the source send it (REPLICA IDENTITY FULL)",
+                json::at(&place.pointer)
+            )),
+            _ => Err(format!(
+                "{} was not sent, since the change did not touch it; have the source send it (REPLICA IDENTITY FULL), or set \
+                 unavailable = \"keep\"",
+                json::at(&place.pointer)
+            )),
+        }
     }
 
     /// Refuses repeated members and nesting beyond the route's depth in a value that lies `level` levels deep.
@@ -85,8 +109,9 @@ impl Namer {
 /// A tombstone's column: the member of a Kafka key that is a JSON object; else the whole key, for the only row key column.
 fn from_kafka_key<'r>(sight: Sight<'r>, cell: &Cell, place: &Place) -> Result<Value<'r>, String> {
     let Some(key) = sight.record.kafka.and_then(|kafka| kafka.key) else { return Ok(Value::Missing) };
-    let quoted = match key.first() {
-        Some(b'{' | b'"') => serde_json::from_slice::<&RawValue>(key).ok().map(RawValue::get),
+    let quoted = match (sight.key, key.first()) {
+        (Some(text), _) if text.starts_with(['{', '"']) => Some(text),
+        (None, Some(b'{' | b'"')) => serde_json::from_slice::<&RawValue>(key).ok().map(RawValue::get),
         _ => None,
     };
     match (quoted, cell.row_key) {
@@ -125,9 +150,38 @@ fn sourced<'r>(sight: Sight<'r>, cell: &Cell, source: &'r ColumnSource) -> Resul
         ColumnSource::Constant(Constant::Text(text)) => Value::Text(text),
         ColumnSource::Constant(Constant::Integer(number)) => Value::Integer(*number),
         ColumnSource::Constant(Constant::Json(text)) => Value::Json(text),
+        ColumnSource::Debezium(member) => match (sight.change, member) {
+            (None, _) => Value::Missing,
+            (Some(change), Member::Version) => Value::Text(change.version.as_deref().map_err(Clone::clone)?),
+            (Some(change), Member::Position) => {
+                Value::Text(change.position.as_deref().map_err(Clone::clone)?)
+            }
+            (Some(change), Member::Op) => Value::Text(change.op.word()),
+            (Some(change), Member::Deleted) => truth(change.op == Op::Delete),
+            (Some(change), Member::Snapshot) => truth(change.snapshot),
+            (Some(change), Member::TsMs) => match change.ts_ms {
+                Some(ms) => {
+                    Value::Micros(ms.checked_mul(1000).ok_or("the source's time is beyond the year 9999")?)
+                }
+                None => Value::Json("null"),
+            },
+            (Some(change), Member::Database) => told(&change.database),
+            (Some(change), Member::Schema) => told(&change.schema),
+            (Some(change), Member::Table) => told(&change.table),
+            (Some(change), Member::Connector) => told(&change.connector),
+            (Some(change), Member::Name) => told(&change.name),
+        },
         // Pointers are places.
         ColumnSource::Default | ColumnSource::Pointer(_) => Value::Missing,
     })
+}
+
+fn truth(value: bool) -> Value<'static> {
+    Value::Json(if value { "true" } else { "false" })
+}
+
+fn told(text: &Option<String>) -> Value<'_> {
+    text.as_deref().map_or(Value::Json("null"), Value::Text)
 }
 
 /// Bytes from outside JSON: text where they are text, unless the column takes bytes.

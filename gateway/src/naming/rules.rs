@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
+    format::{Format, Member},
     key::{KeySpec, Pointer},
     naming::{json::MAX_DEPTH, time::EventTime},
 };
@@ -10,6 +11,8 @@ use crate::{
 /// How records of a route become names and rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamingRules {
+    /// What the records are.
+    pub format: Format,
     /// Names the event.
     pub key: KeySpec,
     /// When it happened.
@@ -24,6 +27,8 @@ pub struct NamingRules {
     pub delete_when: Option<DeleteWhen>,
     /// Columns that name the row, as the sink has them: tombstones take them from the Kafka key.
     pub row_key: Vec<String>,
+    /// The sink's version column: change events give it their version, unless `columns` says otherwise.
+    pub version: Option<String>,
     /// Deepest nesting of a payload, 1 to 128; the payload itself is level 1.
     pub max_depth: usize,
 }
@@ -32,6 +37,7 @@ impl NamingRules {
     /// With the defaults of the option table.
     pub fn new(key: KeySpec) -> Self {
         Self {
+            format: Format::default(),
             key,
             event_time: EventTime::Arrival,
             digest: DigestOver::Payload,
@@ -39,6 +45,7 @@ impl NamingRules {
             unknown_fields: UnknownFields::Reject,
             delete_when: None,
             row_key: Vec::new(),
+            version: None,
             max_depth: MAX_DEPTH,
         }
     }
@@ -77,6 +84,8 @@ pub enum ColumnSource {
     Arrival,
     /// The same for every record.
     Constant(Constant),
+    /// What a change event says of itself.
+    Debezium(Member),
     /// Nothing: the column's own default applies.
     Default,
 }

@@ -10,6 +10,8 @@ use dedup_store::{Algorithm, Digest, Hasher, Identity};
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
 
+mod changes;
+
 use super::*;
 use crate::key::{IdempotencyKey, KeySpec, OnMissing, Part, Pointer};
 
@@ -54,7 +56,7 @@ fn encoder(names: &[&str], row_key: &[&str]) -> Arc<Written> {
         name: (*name).into(),
         type_name: if name.starts_with("bin") { "bytea" } else { "text" }.into(),
         nullable: !name.starts_with("must"),
-        has_default: false,
+        has_default: name.starts_with("dflt"),
     };
     let row_key = row_key.iter().map(|name| (*name).to_owned()).collect();
     Arc::new(Written { columns: names.iter().map(column).collect(), row_key })

@@ -15,6 +15,8 @@ pub enum EventTime {
     Arrival,
     /// The Kafka record's timestamp.
     KafkaTimestamp,
+    /// The source's time of a change event.
+    Debezium,
     /// A value of the payload: RFC 3339 text, or a number in `unit`.
     Pointer {
         /// Where.

@@ -158,6 +158,8 @@ impl From<&Problem> for Trouble {
             Problem::Late(detail) => (Kind::Late, detail.as_str()),
             Problem::Ahead(detail) => (Kind::Ahead, detail.as_str()),
             Problem::Unavailable(detail) => (Kind::Unavailable, detail.as_str()),
+            // Never shown: the record is answered as a copy.
+            Problem::Passed => (Kind::BadRecord, "the record has no payload"),
             Problem::Mismatch => {
                 (Kind::KeyMismatch, "this key took effect with other content; use a new key for a new event")
             }
