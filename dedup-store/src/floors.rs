@@ -58,6 +58,9 @@ struct Shard {
 #[derive(Default)]
 pub(crate) struct Clock {
     shards: HashMap<Arc<str>, Shard>,
+    /// Shards that have no checkpoint here and are to bring records, and when that was last said, ms. How far they have come is not
+    /// known, so the watermark stands while there is one.
+    awaited: HashMap<Arc<str>, i64>,
     watermark_ms: Option<i64>,
 }
 
@@ -67,7 +70,7 @@ impl Clock {
             .into_iter()
             .map(|checkpoint| (Arc::clone(&checkpoint.shard), Shard { checkpoint, seen_ms: None }))
             .collect();
-        Clock { shards, watermark_ms }
+        Clock { shards, awaited: HashMap::new(), watermark_ms }
     }
 
     pub(crate) fn watermark_ms(&self) -> Option<i64> {
@@ -82,6 +85,17 @@ impl Clock {
         self.shards.values().map(|shard| &shard.checkpoint)
     }
 
+    /// `shard` has records to come that were not settled yet: it is not idle at `now_ms`, however long ago it was settled.
+    pub(crate) fn awaits(&mut self, shard: &Arc<str>, now_ms: i64) {
+        match self.shards.get_mut(shard) {
+            Some(shard) => shard.seen_ms = Some(shard.seen_ms.map_or(now_ms, |seen| seen.max(now_ms))),
+            None => {
+                let seen = self.awaited.entry(Arc::clone(shard)).or_insert(now_ms);
+                *seen = (*seen).max(now_ms);
+            }
+        }
+    }
+
     /// Takes a checkpoint over. One that lies behind the known one is ignored but for its watermark and floor, which only rise.
     /// Answers with the checkpoint as it now stands.
     pub(crate) fn settle(&mut self, given: &Checkpoint, now_ms: i64) -> &Checkpoint {
@@ -89,6 +103,7 @@ impl Clock {
             .shards
             .entry(Arc::clone(&given.shard))
             .or_insert_with(|| Shard { checkpoint: given.clone(), seen_ms: None });
+        self.awaited.remove(&given.shard);
         shard.seen_ms = Some(shard.seen_ms.map_or(now_ms, |seen| seen.max(now_ms)));
         let known = &mut shard.checkpoint;
         match given.sequence.cmp(&known.sequence) {
@@ -112,15 +127,19 @@ impl Clock {
 
     /// [`Clock::advance`] without moving.
     pub(crate) fn at(&self, now_ms: i64, spans: &Spans) -> Option<i64> {
-        let active = self.shards.values().filter(|shard| {
-            shard.seen_ms.is_none_or(|seen| now_ms.saturating_sub(seen) < spans.idle_after_ms)
-        });
+        let recent = |seen: i64| now_ms.saturating_sub(seen) < spans.idle_after_ms;
+        if self.awaited.values().any(|&seen| recent(seen)) {
+            return self.watermark_ms;
+        }
+        let active = self.shards.values().filter(|shard| shard.seen_ms.is_none_or(recent));
         self.watermark_ms.max(active.map(|shard| shard.checkpoint.watermark_ms).min())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const SPANS: Spans = Spans { window_ms: 1_000, lateness_ms: 100, idle_after_ms: 50 };
@@ -150,6 +169,80 @@ mod tests {
         assert_eq!(clock.advance(1_000_000, &SPANS), Some(300));
         clock.settle(&checkpoint("a", 3, 950), 1_000_050);
         assert_eq!(clock.advance(1_000_050, &SPANS), Some(950));
+    }
+
+    /// A partition whose broker was away for longer than `idle_after` counted as idle; the others went on, and its whole backlog was
+    /// late when it came.
+    #[test]
+    fn p11_a_shard_with_records_to_come_is_not_idle_however_long_they_take() {
+        let mut clock = Clock::default();
+        clock.settle(&checkpoint("a", 1, 500), 0);
+        clock.settle(&checkpoint("b", 1, 300), 0);
+        for now_ms in 1..1_000 {
+            clock.settle(&checkpoint("a", 1 + now_ms, 500 + now_ms), now_ms);
+            clock.awaits(&"b".into(), now_ms);
+            assert_eq!(clock.advance(now_ms, &SPANS), Some(300));
+        }
+        assert_eq!(clock.advance(1_048, &SPANS), Some(300));
+        assert_eq!(clock.advance(1_049, &SPANS), Some(300), "both are idle: nothing moves");
+        clock.settle(&checkpoint("a", 2_000, 1_600), 1_050);
+        assert_eq!(clock.advance(1_050, &SPANS), Some(1_600), "b has nothing to come any more");
+    }
+
+    proptest! {
+        /// Whatever the shards do, the watermark passes no shard that has settled, or has records to come, within `idle_after`.
+        #[test]
+        fn p11_the_watermark_passes_no_shard_that_is_not_idle(
+            steps in prop::collection::vec((0..4_usize, 0..3_u8, 0..2_000_i64, 0..30_i64), 1..200)
+        ) {
+            let names: Vec<Arc<str>> = ["a", "b", "c", "d"].map(Arc::from).to_vec();
+            let mut clock = Clock::default();
+            let mut seen: HashMap<usize, (i64, i64)> = HashMap::new();
+            let (mut now_ms, mut before) = (0, None);
+            for (number, (shard, what, time, pass)) in steps.into_iter().enumerate() {
+                now_ms += pass;
+                let known = seen.get(&shard).map_or(i64::MIN, |(_, watermark)| *watermark);
+                match what {
+                    0 => {
+                        clock.awaits(&names[shard], now_ms);
+                        seen.insert(shard, (now_ms, known));
+                    }
+                    1 => {
+                        let watermark = known.max(time);
+                        clock.settle(&checkpoint(&names[shard], number as i64 + 1, watermark), now_ms);
+                        seen.insert(shard, (now_ms, watermark));
+                    }
+                    _ => {}
+                }
+                let after = clock.advance(now_ms, &SPANS);
+                prop_assert!(after >= before, "it went back");
+                if after > before {
+                    for (last, watermark) in seen.values() {
+                        prop_assert!(now_ms - last >= SPANS.idle_after_ms || after <= Some(*watermark));
+                    }
+                }
+                before = after;
+            }
+        }
+    }
+
+    /// The first partition of a replayed topic that was settled set the watermark before the others had brought a record.
+    #[test]
+    fn p11_the_watermark_stands_while_a_shard_is_awaited_that_never_settled() {
+        let mut clock = Clock::default();
+        clock.awaits(&"b".into(), 0);
+        clock.settle(&checkpoint("a", 1, 500), 1);
+        assert_eq!(clock.advance(1, &SPANS), None);
+        clock.awaits(&"b".into(), 40);
+        assert_eq!(clock.advance(80, &SPANS), None);
+        clock.settle(&checkpoint("b", 1, 100), 81);
+        clock.settle(&checkpoint("a", 2, 600), 81);
+        assert_eq!(clock.advance(81, &SPANS), Some(100));
+        let mut clock = Clock::default();
+        clock.awaits(&"b".into(), 0);
+        clock.settle(&checkpoint("a", 1, 500), 49);
+        assert_eq!(clock.advance(49, &SPANS), None);
+        assert_eq!(clock.advance(50, &SPANS), Some(500), "nothing came of it");
     }
 
     #[test]

@@ -396,6 +396,11 @@ impl State {
         self.clock.settle(checkpoint, now_ms).clone()
     }
 
+    /// These shards are not idle.
+    pub(crate) fn awaits(&mut self, shards: &[Arc<str>], now_ms: i64) {
+        shards.iter().for_each(|shard| self.clock.awaits(shard, now_ms));
+    }
+
     /// Moves the watermark on; answers with it.
     pub(crate) fn advance(&mut self, now_ms: i64) -> Option<i64> {
         self.clock.advance(now_ms, &self.spans)

@@ -433,6 +433,13 @@ impl Store {
         Ok(floors)
     }
 
+    /// Says that these shards have records to come that were not settled yet: for `idle_after_ms` from now on they are not idle,
+    /// and hold the watermark where they stand (where nothing of a shard is known, where it is). To be said again until they have
+    /// none.
+    pub fn awaits(&self, shards: &[Arc<str>], now_ms: i64) {
+        self.shared.held.lock().state.awaits(shards, now_ms);
+    }
+
     /// The floors, without retiring anything.
     pub fn floors(&self, now_ms: i64) -> Floors {
         let held = self.shared.held.lock();

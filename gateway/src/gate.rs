@@ -163,6 +163,11 @@ impl Gate {
         &self.0.relay_lanes
     }
 
+    /// These shards have records to come that were not settled yet (P11).
+    pub fn awaits(&self, shards: &[adapters::sink::ShardId]) {
+        self.0.route.store.awaits(shards, wall_ms());
+    }
+
     /// What lanes tell the Kafka door; given out once.
     pub fn take_events(&self) -> Option<mpsc::UnboundedReceiver<FromLane>> {
         self.0.events.lock().take()

@@ -45,6 +45,8 @@ pub(crate) struct Route {
     learnt: AtomicU64,
     /// Event time is arrival.
     pub(crate) arrival: bool,
+    /// The sink keeps marks: the store is a cache of them, and can be made again (P6).
+    pub(crate) marks: bool,
     /// Admission floor of the arrival clock, ms.
     pub(crate) admission_ms: AtomicI64,
 }
@@ -98,6 +100,7 @@ impl Route {
         metrics: Arc<RouteMetrics>,
         clock: ArrivalClock,
         arrival: bool,
+        marks: bool,
     ) -> Self {
         Self {
             name,
@@ -113,6 +116,7 @@ impl Route {
             trouble: Mutex::new(BTreeMap::new()),
             learnt: AtomicU64::new(0),
             arrival,
+            marks,
             admission_ms: AtomicI64::new(i64::MIN),
         }
     }
@@ -264,7 +268,8 @@ impl Route {
             .map_err(|fault| LearnError::Mark { shard: shard.to_string(), sequence: mark.sequence, fault })
     }
 
-    /// The sink went back (P6): forget everything, floors included, and learn it again from all of the route's marks.
+    /// The sink went back (P6), or a shard comes that is behind what the store has forgotten (P11): forget everything, floors included,
+    /// and learn it again from all of the route's marks.
     /// `seen` is the caller's view of [`Route::history`]: if another lane rebuilt meanwhile, nothing is left to do. Answers with
     /// the history that is now in force.
     pub(crate) async fn rebuild(
@@ -299,7 +304,7 @@ impl Route {
             facts += self.learn_marks(session, &shard, 0, now_ms).await?.0;
         }
         self.learnt.store(history, Ordering::Release);
-        warn!(route = %self.name, facts, "the sink went back: the store was discarded and rebuilt from the sink's marks");
+        warn!(route = %self.name, facts, "the store was discarded and rebuilt from the sink's marks");
         Ok(history)
     }
 

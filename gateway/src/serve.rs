@@ -114,6 +114,10 @@ impl RelayGate for Gate {
     fn lanes(&self) -> &[crate::lane::LaneHandle] {
         self.relay_lanes()
     }
+
+    fn awaits(&self, shards: &[adapters::sink::ShardId]) {
+        Gate::awaits(self, shards);
+    }
 }
 
 /// Serves what `config` says until SIGTERM or Ctrl-C. Status 1 if something cannot start: everything that does not fit is printed.
@@ -274,8 +278,12 @@ async fn start(
     };
     #[cfg(feature = "kafka")]
     if let (Some(relay), Some(events)) = (&route.relay, gate.take_events()) {
-        let started =
-            Relay::start(Arc::new(gate.clone()), relay.kafka(), relay.relay(route.skip_gaps), events);
+        let started = Relay::start(
+            Arc::new(gate.clone()),
+            relay.kafka(),
+            relay.relay(route.skip_gaps, route.rules.window_ms),
+            events,
+        );
         relays.add(started.map_err(|fault| vec![named(&fault)])?, metrics.route(&route.name));
     }
     #[cfg(not(feature = "kafka"))]

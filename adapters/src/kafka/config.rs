@@ -52,7 +52,10 @@ const REFUSED: [(&str, &str); 17] = [
     ("consume.callback.max.messages", "it has no meaning here"),
     ("enable.auto.commit", "offsets follow the sink; they are never committed by a timer"),
     ("enable.auto.offset.store", "offsets follow the sink; they are never stored by reading"),
-    ("enable.partition.eof", "it has no meaning here"),
+    (
+        "enable.partition.eof",
+        "the relay needs it, to tell an idle partition from one whose records do not come",
+    ),
     ("group.id", "use `group`"),
     ("group.instance.id", "use `instance`"),
     ("isolation.level", "use `isolation`"),
@@ -134,6 +137,8 @@ impl KafkaConfig {
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("auto.offset.reset", "error")
+            // A partition that has been read to its end is told from one whose records do not come.
+            .set("enable.partition.eof", "true")
             .set("max.poll.interval.ms", DEFAULT_MAX_POLL_INTERVAL_MS.to_string())
             .set("queued.max.messages.kbytes", kib.clamp(MIN_PREFETCH_KIB, 2_097_151).to_string())
             // Asked again soon after the queue has drained a little: the default of a second starves a fast reader.

@@ -25,6 +25,8 @@ impl std::fmt::Debug for Reader {
 /// Why the next record does not come.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReadFault {
+    /// All that can be read has been; said once each time.
+    End,
     /// The position is outside of the log: reading has ended until the partition is placed anew ([`super::KafkaSource::restart`]).
     OutOfRange,
     /// Tried again by the client library itself.
@@ -39,21 +41,17 @@ impl Reader {
 
     /// The next record that is here already; never waits.
     pub fn next(&self) -> Option<Result<SourceRecord<'_>, ReadFault>> {
-        loop {
-            match self.queue.poll(std::time::Duration::ZERO)? {
-                Ok(message) => return Some(Ok(SourceRecord { message })),
-                Err(KafkaError::PartitionEOF(_)) => {}
-                Err(error) => {
-                    return Some(Err(match error.rdkafka_error_code() {
-                        Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
-                            ReadFault::OutOfRange
-                        }
-                        Some(code) => ReadFault::Trouble(describe(code)),
-                        None => ReadFault::Trouble(error.to_string()),
-                    }));
+        Some(match self.queue.poll(std::time::Duration::ZERO)? {
+            Ok(message) => Ok(SourceRecord { message }),
+            Err(KafkaError::PartitionEOF(_)) => Err(ReadFault::End),
+            Err(error) => Err(match error.rdkafka_error_code() {
+                Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
+                    ReadFault::OutOfRange
                 }
-            }
-        }
+                Some(code) => ReadFault::Trouble(describe(code)),
+                None => ReadFault::Trouble(error.to_string()),
+            }),
+        })
     }
 }
 

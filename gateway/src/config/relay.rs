@@ -31,6 +31,8 @@ pub struct RelayConfig {
     pub drain: Duration,
     /// How often the group's offsets follow.
     pub commit_every: Duration,
+    /// How far a partition's event time may be ahead of the slowest one's; none: the route's window.
+    pub max_drift: Option<Duration>,
     /// Options of librdkafka by name; may hold passwords.
     pub options: BTreeMap<String, String>,
 }
@@ -88,8 +90,8 @@ impl RelayConfig {
         }
     }
 
-    /// For the Kafka door; `skip_gaps` as the route says.
-    pub fn relay(&self, skip_gaps: bool) -> crate::door::kafka::RelayOptions {
+    /// For the Kafka door; `skip_gaps` and `window_ms` as the route says.
+    pub fn relay(&self, skip_gaps: bool, window_ms: i64) -> crate::door::kafka::RelayOptions {
         use crate::door::kafka::{Gap, RelayOptions, Start};
         RelayOptions {
             start: match self.start {
@@ -100,6 +102,7 @@ impl RelayConfig {
             gap: if skip_gaps { Gap::Skip } else { Gap::Stop },
             drain: self.drain,
             commit_every: self.commit_every,
+            max_drift: self.max_drift.unwrap_or(Duration::from_millis(window_ms.max(0).cast_unsigned())),
             ..RelayOptions::default()
         }
     }
@@ -123,6 +126,7 @@ pub(super) fn relay(section: Section<'_, '_>) -> Option<RelayConfig> {
     let prefetch = section.size("prefetch", 1 << 20..=16 << 30, 64 << 20);
     let drain = section.duration("drain", ms(0)..=secs(3600), secs(20));
     let commit_every = section.duration("commit_every", ms(10)..=secs(600), secs(1));
+    let max_drift = section.item("max_drift").and_then(|item| item.duration(secs(1)..=days(366)));
     let session_timeout = section.item("session_timeout").and_then(|item| item.duration(ms(100)..=days(1)));
     let mut options = BTreeMap::new();
     if let Some(section) = section.section("options") {
@@ -145,6 +149,7 @@ pub(super) fn relay(section: Section<'_, '_>) -> Option<RelayConfig> {
         prefetch,
         drain,
         commit_every,
+        max_drift,
         options,
     };
     #[cfg(feature = "kafka")]

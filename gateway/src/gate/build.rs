@@ -8,7 +8,7 @@ use std::{
 
 use adapters::{
     dead_letters::DeadLetters,
-    sink::{Acquire, Misfit, RouteRow, Session, ShardId, ShardState, Sink, SinkError},
+    sink::{Acquire, Guarantee, Misfit, RouteRow, Session, ShardId, ShardState, Sink, SinkError},
 };
 use dedup_store::{Algorithm, Identity, Store, StoreError};
 use futures_util::FutureExt;
@@ -193,6 +193,7 @@ impl GateBuilder {
             metrics,
             ArrivalClock::new(),
             arrival,
+            sink.guarantee() == Guarantee::Transactional,
         ));
         let opening = Opening { route: &route, on_wait: self.on_wait.as_deref() };
         let (own, others) = opening.open(&mut *session, self.call_lanes).await?;

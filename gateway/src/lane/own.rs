@@ -214,6 +214,15 @@ impl Lane {
                 self.recheck = true;
             }
             let mut shard = OwnedShard::new(&state);
+            let (rules, forgotten_ms) = (&self.route.rules, self.route.store.floors(wall_ms()).retire_ms);
+            if self.route.marks && shard.lags_behind(forgotten_ms, rules.lateness_ms, rules.window_ms) {
+                // Nothing of what this shard needs is gone from the sink. Its owner was slower than this instance, or dead.
+                info!(route = %self.route.name, shard = %id, watermark_ms = state.watermark_ms, forgotten_ms,
+                      "the shard lags behind what this instance has forgotten");
+                let rebuilt = self.route.rebuild(&mut *self.session, self.history, wall_ms()).await;
+                rebuilt.map_err(|fault| fault.to_string())?;
+                self.recheck = true;
+            }
             self.next_generation += 1;
             shard.rewind(self.next_generation);
             assigned.push(AssignedShard { slot, generation: shard.generation, position: state.position });

@@ -85,6 +85,14 @@ impl OwnedShard {
         by_watermark.max(by_floor)
     }
 
+    /// Whether a store that has forgotten what lies below `forgotten_ms` would make records late that the shard itself admits: it went
+    /// on while another owner had the shard. A shard without a batch is judged as its route is.
+    pub(crate) fn lags_behind(&self, forgotten_ms: i64, lateness_ms: i64, window_ms: i64) -> bool {
+        self.watermark_ms > i64::MIN
+            && forgotten_ms > i64::MIN
+            && self.admission_ms(lateness_ms, window_ms) < forgotten_ms.saturating_add(window_ms)
+    }
+
     /// A record at or below the settled position was settled before: no second outcome (P7.1).
     pub(crate) fn is_replay(&self, offset: i64) -> bool {
         self.position.is_some_and(|position| offset < position)
@@ -204,6 +212,19 @@ mod tests {
         assert_eq!(shard.admission_ms(100, 500), 900);
         shard.floor_ms = 800;
         assert_eq!(shard.admission_ms(100, 500), 1_300);
+    }
+
+    #[test]
+    fn p11_a_shard_lags_behind_a_store_that_has_forgotten_more_than_it_admits() {
+        let mut shard = shard();
+        assert!(!shard.lags_behind(i64::MIN, 100, 500), "nothing is forgotten");
+        assert!(!shard.lags_behind(400, 100, 500), "900 and more are admitted either way");
+        assert!(shard.lags_behind(401, 100, 500));
+        shard.floor_ms = 401;
+        assert!(!shard.lags_behind(401, 100, 500), "its own floor says the same");
+        shard.watermark_ms = i64::MIN;
+        shard.floor_ms = i64::MIN;
+        assert!(!shard.lags_behind(401, 100, 500), "it has no batch");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what a test's helpers unwrap in vain fails the test")]
 
+mod drift;
 mod flow;
 mod gaps;
 mod hand_over;

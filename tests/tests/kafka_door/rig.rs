@@ -40,6 +40,7 @@ impl RelayGate for Gate {
 
     fn name(&self, record: &Record<'_>, chunk: &mut Chunk) {
         let kafka = record.kafka.unwrap();
+        self.switches.named.lock().unwrap().push((kafka.partition, kafka.timestamp_ms.unwrap_or_default()));
         if self.switches.stall.swap(false, Ordering::AcqRel) {
             std::thread::sleep(Duration::from_secs(9));
         }
@@ -70,7 +71,14 @@ impl RelayGate for Gate {
     }
 
     fn arrival_us(&self) -> i64 {
-        1
+        // Later than all that the tests produce.
+        4_000_000_000_000_000
+    }
+
+    fn awaits(&self, shards: &[ShardId]) {
+        let now = std::time::Instant::now();
+        let mut awaited = self.switches.awaited.lock().unwrap();
+        awaited.extend(shards.iter().map(|shard| (shard.to_string(), now)));
     }
 
     fn lanes(&self) -> &[LaneHandle] {
@@ -104,6 +112,19 @@ pub(crate) struct Switches {
     pub(crate) stall: AtomicBool,
     pub(crate) records: AtomicU64,
     pub(crate) assigns: AtomicU64,
+    /// When each shard was last said to have more to come.
+    pub(crate) awaited: std::sync::Mutex<HashMap<String, std::time::Instant>>,
+    /// Partition and timestamp of every record, as they were read.
+    pub(crate) named: std::sync::Mutex<Vec<(i32, i64)>>,
+}
+
+impl Switches {
+    /// The shards that are said to have more to come now.
+    pub(crate) fn awaited(&self) -> Vec<String> {
+        let awaited = self.awaited.lock().unwrap();
+        let recent = |at: &std::time::Instant| at.elapsed() < Duration::from_millis(700);
+        awaited.iter().filter(|(_, at)| recent(at)).map(|(shard, _)| shard.clone()).collect()
+    }
 }
 
 pub(crate) type Shared = Arc<std::sync::Mutex<Sink>>;

@@ -89,11 +89,14 @@ impl<G: RelayGate> AtWork<'_, G> {
             let number = *self.numbers.entry(reader.at().clone()).or_insert(free);
             let lane = number as usize % self.ports.len();
             self.assignments += 1;
-            self.slots.insert(number, Slot::new(reader, lane, self.assignments));
+            let shard = reader.at().shard(self.source.cluster());
+            self.slots.insert(number, Slot::new(reader, shard, lane, self.assignments));
             self.ports[lane].slots.push(number);
             numbers.push(number);
         }
         info!(route = self.gate.route(), partitions = numbers.len(), "partitions are assigned");
+        // Before any of them is settled.
+        self.look_around(Instant::now());
         self.acquire(&numbers);
         Ok(())
     }
@@ -108,7 +111,7 @@ impl<G: RelayGate> AtWork<'_, G> {
                     continue;
                 };
                 slot.state = State::Acquiring { again: None, reason: slot.state.reason().map(str::to_owned) };
-                shards.push((number, slot.at.shard(self.source.cluster())));
+                shards.push((number, slot.shard.clone()));
                 slots.push((number, slot.assignment));
             }
             if !shards.is_empty() {

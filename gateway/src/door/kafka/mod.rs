@@ -8,6 +8,7 @@
 //! | placing | the log's range, and the start if the sink has no position | proving (or stopped: a gap) |
 //! | proving | a commit under the group's generation (P13) | reading (or stopped: a zombie) |
 //! | reading | records; the lane may send it back to placing | |
+//! | waiting | partitions whose event time is far behind | reading |
 //! | stopped | the next assignment | |
 //! | leaving | the lane to let go, until a deadline | given back |
 //!
@@ -23,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use adapters::kafka::KafkaConfig;
+use adapters::{kafka::KafkaConfig, sink::ShardId};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
@@ -32,6 +33,7 @@ use crate::{
     naming::{Chunk, Record},
 };
 
+mod align;
 mod answers;
 mod counts;
 mod group;
@@ -59,6 +61,11 @@ pub trait RelayGate: Send + Sync + 'static {
     fn arrival_us(&self) -> i64;
     /// The lanes, always the same ones; a partition keeps its lane.
     fn lanes(&self) -> &[LaneHandle];
+    /// These shards have records to come that were not settled yet: they are not idle (P11). Said again every second and more often,
+    /// until they have none.
+    fn awaits(&self, shards: &[ShardId]) {
+        let _ = shards;
+    }
 }
 
 /// How a relay reads.
@@ -72,6 +79,8 @@ pub struct RelayOptions {
     pub drain: Duration,
     /// How often the group's offsets follow.
     pub commit_every: Duration,
+    /// How far a partition's event time may be ahead of the slowest one's that has more to read.
+    pub max_drift: Duration,
     /// Records of a chunk, at most.
     pub chunk_records: usize,
     /// Bytes of a chunk, at most (and one record).
@@ -85,6 +94,7 @@ impl Default for RelayOptions {
             gap: Gap::Stop,
             drain: Duration::from_secs(20),
             commit_every: Duration::from_secs(1),
+            max_drift: Duration::from_secs(86_400),
             chunk_records: 4096,
             chunk_bytes: 1 << 20,
         }

@@ -69,6 +69,8 @@ impl<G: RelayGate> AtWork<'_, G> {
         };
         let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
         slot.next = from;
+        slot.from = from;
+        slot.ended = false;
         slot.start = start;
         slot.end = Some(log.1);
         // Where the fetcher has ended a seek fails: then it is started anew, in the next attempt.

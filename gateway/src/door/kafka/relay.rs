@@ -9,12 +9,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use adapters::kafka::{Event, KafkaConfig, KafkaFault, KafkaSource, ReadFault, TopicPartition};
+use adapters::{
+    kafka::{Event, KafkaConfig, KafkaFault, KafkaSource, ReadFault, TopicPartition},
+    sink::ShardId,
+};
 use tokio::sync::{mpsc, oneshot};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{
-    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Shared, TopicStatus,
+    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Shared, TopicStatus, align,
     counts::Counts,
     port::{LaneGone, Port},
     slot::{Slot, State},
@@ -30,6 +33,8 @@ const NAP: Duration = Duration::from_millis(250);
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How often the status is brought up to date.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
+/// How often it is looked at which partitions have more.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Records of one partition at a time, so that no partition starves the others of its lane.
 const BURST: usize = 1024;
 
@@ -160,8 +165,12 @@ pub(super) struct AtWork<'a, G> {
     pub(super) records: u64,
     pub(super) skipped: u64,
     pub(super) waits: u64,
+    drifts: u64,
     pub(super) committed_at: Instant,
     pub(super) published_at: Instant,
+    looked_at: Instant,
+    /// Up to where event time is read for now.
+    limit_ms: Option<i64>,
     // Last: dropped after the slots' readers, and then leaves the group.
     pub(super) source: KafkaSource,
 }
@@ -177,7 +186,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     ) -> Self {
         let now = Instant::now();
         // Counters go on through a new membership.
-        let RelayStatus { records, skipped, waits, .. } = *shared.status.lock();
+        let RelayStatus { records, skipped, waits, drifts, .. } = *shared.status.lock();
         Self {
             gate,
             options,
@@ -198,8 +207,11 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             records,
             skipped,
             waits,
+            drifts,
             committed_at: now,
             published_at: now,
+            looked_at: now,
+            limit_ms: None,
             source,
         }
     }
@@ -224,6 +236,9 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                 self.committed_at = now;
                 self.commit();
             }
+            if now >= self.looked_at + LOOK_EVERY {
+                self.look_around(now);
+            }
             if now >= self.published_at + STATUS_EVERY {
                 self.publish(Phase::Running);
             }
@@ -232,6 +247,29 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             }
             if !more {
                 thread::park_timeout(self.nap(Instant::now()));
+            }
+        }
+    }
+
+    /// Says which partitions have more (P11).
+    pub(super) fn look_around(&mut self, now: Instant) {
+        self.looked_at = now;
+        let more: Vec<ShardId> =
+            self.slots.values().filter(|slot| slot.has_more()).map(|slot| slot.shard.clone()).collect();
+        if !more.is_empty() {
+            self.gate.awaits(&more);
+        }
+    }
+
+    /// Lets those wait that are far ahead, and those go on that are not any more.
+    fn align(&mut self) {
+        let max_drift_ms = i64::try_from(self.options.max_drift.as_millis()).unwrap_or(i64::MAX);
+        self.limit_ms = align::limit(self.slots.values().map(Slot::come), max_drift_ms);
+        for slot in self.slots.values_mut() {
+            let waits = align::waits(slot.come_ms, self.limit_ms);
+            if waits != slot.waits {
+                slot.waits = waits;
+                debug!(route = self.gate.route(), partition = %slot.at, waits, "far ahead of other partitions");
             }
         }
     }
@@ -261,6 +299,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     /// One pass over all partitions whose lane takes more; whether there is more to read.
     fn read(&mut self) -> Result<bool, End> {
         let mut more = false;
+        self.align();
         for lane in 0..self.ports.len() {
             if self.ports[lane].slots.is_empty() || self.ports[lane].blocked() {
                 continue;
@@ -285,7 +324,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         for index in 0..count {
             let number = port.slots[(port.turn + index) % count];
             let Some(slot) = self.slots.get_mut(&number) else { continue };
-            if !matches!(slot.state, State::Reading) {
+            if !matches!(slot.state, State::Reading) || slot.waits {
                 continue;
             }
             let (arrival_us, reads_headers) = (self.gate.arrival_us(), self.gate.reads_headers());
@@ -311,6 +350,10 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                         more = true;
                         break;
                     }
+                    Err(ReadFault::End) => {
+                        slot.ended = true;
+                        continue;
+                    }
                     Err(ReadFault::Trouble(reason)) => {
                         if self.trouble.is_none() {
                             warn!(route = self.gate.route(), partition = %slot.at, reason, "trouble with a partition");
@@ -324,6 +367,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                     continue;
                 }
                 slot.next = offset + 1;
+                slot.ended = false;
                 burst += 1;
                 self.records += 1;
                 let mut pairs = vec![];
@@ -348,6 +392,13 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                 let before = chunk.records.len();
                 self.gate.name(&record, chunk);
                 assert_eq!(chunk.records.len(), before + 1, "one record has one name");
+                let event_ms = align::counted(chunk.records[before].event_ms, arrival_us / 1000);
+                slot.come_ms = Some(slot.come_ms.map_or(event_ms, |come| come.max(event_ms)));
+                if align::waits(slot.come_ms, self.limit_ms) {
+                    slot.waits = true;
+                    self.drifts += 1;
+                    break;
+                }
             }
         }
         more
@@ -355,11 +406,10 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
 
     fn publish(&mut self, phase: Phase) {
         self.published_at = Instant::now();
-        let cluster = self.source.cluster();
         let partitions = self.slots.values().map(|slot| PartitionStatus {
             at: slot.at.clone(),
-            shard: slot.at.shard(cluster),
-            state: slot.state.word(),
+            shard: slot.shard.clone(),
+            state: slot.word(),
             reason: slot.state.reason().map(str::to_owned),
             position: slot.durable,
             next: slot.next,
@@ -379,6 +429,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         status.records = self.records;
         status.skipped = self.skipped;
         status.waits = self.waits;
+        status.drifts = self.drifts;
     }
 }
 

@@ -2,8 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use adapters::kafka::{Commit, Reader, TopicPartition};
+use adapters::{
+    kafka::{Commit, Reader, TopicPartition},
+    sink::ShardId,
+};
 
+use super::align::Come;
 use crate::lane::FromLane;
 
 /// A commit without an answer counts as lost after so long.
@@ -58,6 +62,7 @@ impl State {
 
 pub(super) struct Slot {
     pub(super) at: TopicPartition,
+    pub(super) shard: ShardId,
     pub(super) lane: usize,
     pub(super) reader: Reader,
     pub(super) state: State,
@@ -71,6 +76,14 @@ pub(super) struct Slot {
     pub(super) out_of_range: bool,
     /// Next offset to read.
     pub(super) next: i64,
+    /// Where it was placed.
+    pub(super) from: i64,
+    /// All that can be read has been.
+    pub(super) ended: bool,
+    /// The latest event time that was read, ms; none before the first record.
+    pub(super) come_ms: Option<i64>,
+    /// It is far ahead of others, and is not read until they have followed.
+    pub(super) waits: bool,
     /// Everything below has its outcome, durably.
     pub(super) durable: Option<i64>,
     /// The group's offset.
@@ -86,9 +99,10 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(reader: Reader, lane: usize, assignment: u64) -> Self {
+    pub(super) fn new(reader: Reader, shard: ShardId, lane: usize, assignment: u64) -> Self {
         Self {
             at: reader.at().clone(),
+            shard,
             lane,
             reader,
             state: State::Acquiring { again: None, reason: None },
@@ -97,12 +111,44 @@ impl Slot {
             proven: false,
             out_of_range: false,
             next: 0,
+            from: 0,
+            ended: false,
+            come_ms: None,
+            waits: false,
             durable: None,
             committed: None,
             committing: None,
             start: None,
             end: None,
             early: vec![],
+        }
+    }
+
+    /// Whether it may have records, read or not, that have no outcome yet: then it is not idle (P11). Also if it is stopped: what
+    /// comes after it is mended must not be late because it was stopped.
+    pub(super) fn has_more(&self) -> bool {
+        match self.state {
+            State::Leaving => false,
+            State::Reading => {
+                !self.ended
+                    || self.waits
+                    || self.durable.map_or(self.from, |to| to.max(self.from)) < self.next
+            }
+            _ => true,
+        }
+    }
+
+    /// For alignment.
+    pub(super) fn come(&self) -> Come {
+        let goes_on = self.has_more() && !matches!(self.state, State::Stopped { .. });
+        Come { to_ms: self.come_ms, goes_on }
+    }
+
+    /// For status, logs and metrics.
+    pub(super) fn word(&self) -> &'static str {
+        match self.state {
+            State::Reading if self.waits => "waiting",
+            _ => self.state.word(),
         }
     }
 

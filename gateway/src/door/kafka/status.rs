@@ -33,6 +33,8 @@ pub struct RelayStatus {
     pub skipped: u64,
     /// Times that a lane took no more and its partitions had to wait.
     pub waits: u64,
+    /// Times that a partition whose event time was far ahead had to wait for the others.
+    pub drifts: u64,
 }
 
 /// One topic of a relay.
@@ -53,7 +55,7 @@ pub struct PartitionStatus {
     pub at: TopicPartition,
     /// Its shard.
     pub shard: ShardId,
-    /// `acquiring`, `placing`, `proving`, `reading`, `stopped` or `leaving`.
+    /// `acquiring`, `placing`, `proving`, `reading`, `waiting` (for others), `stopped` or `leaving`.
     pub state: &'static str,
     /// Why it does not read.
     pub reason: Option<String>,

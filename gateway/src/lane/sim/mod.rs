@@ -3,6 +3,7 @@
 //! `model` drives random runs against a model.
 
 mod door;
+mod drift;
 mod effects;
 mod encode;
 mod faults;

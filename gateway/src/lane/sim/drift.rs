@@ -1,0 +1,108 @@
+//! Shards whose event times are far apart (P11).
+
+use super::rig::{BASE_MS, Relay, Rig, counted, json, pass};
+use crate::lane::sim::door::Topic;
+
+const HOUR_MS: i64 = 3_600_000;
+
+fn at(id: &str, t: i64) -> String {
+    json(id, id, "v", 0, t)
+}
+
+fn rig(seed: u64) -> Rig {
+    let mut rig = Rig::listed(seed);
+    (rig.rules.lateness_ms, rig.rules.window_ms) = (10_000, 60_000);
+    rig
+}
+
+/// One instance was hours behind with its partition when it died. The one that took over had forgotten long ago what lay so far back,
+/// and put all that came to the dead letters as late, though the sink still held every fact of that partition.
+#[tokio::test(start_paused = true)]
+async fn p11_a_shard_that_lags_is_taken_over_by_an_owner_far_ahead_and_none_of_it_is_late() {
+    let rig = rig(31);
+    let topic = Topic::new(2);
+    let slow = Relay::join(&rig, "slow", rig.gate("slow", (0, 1)).await, &topic);
+    let fast = Relay::join(&rig, "fast", rig.gate("fast", (0, 1)).await, &topic);
+    slow.take(1);
+    fast.take(0);
+    let old = BASE_MS - 5 * HOUR_MS;
+    for record in 0..3 {
+        slow.push(1, &at(&format!("old{record}"), old + record));
+    }
+    slow.settled(1, 3).await;
+    slow.crash();
+    // Hours of event time go by at the other one, and are forgotten there.
+    for minute in 0..=300 {
+        fast.push(0, &at(&format!("new{minute}"), old + minute * 60_000));
+    }
+    fast.settled(0, 301).await;
+    pass(60_000).await;
+
+    fast.take(1);
+    for record in 0..6 {
+        fast.push(1, &at(&format!("old{record}"), old + record));
+    }
+    fast.push(0, &at("new300", BASE_MS));
+    fast.push(0, &at("newer", BASE_MS));
+    fast.settled(1, 9).await;
+    fast.settled(0, 303).await;
+    let mut table = rig.table();
+    table.sort();
+    let rows = table.len();
+    table.dedup();
+    assert_eq!((table.len(), rows), (301 + 1 + 6, 301 + 1 + 6), "each once");
+    let counted = counted(&fast.gate);
+    assert_eq!(counted.get("duplicate"), Some(&4), "{counted:?}");
+    assert_eq!(counted.get("dead_lettered"), None, "{counted:?}");
+    // What its own owner would have called late is late here too.
+    fast.push(1, &at("too late", old - 10_001));
+    fast.settled(1, 10).await;
+    assert_eq!(super::rig::counted(&fast.gate).get("dead_lettered"), Some(&1));
+}
+
+/// A partition whose records take long to come holds the floor back; one that has none does not.
+#[tokio::test(start_paused = true)]
+async fn p11_a_partition_with_a_backlog_is_never_idle_and_one_without_is() {
+    let rig = rig(32);
+    let relay = Relay::start(&rig, "a", (0, 1), 2).await;
+    let old = BASE_MS - 5 * HOUR_MS;
+    relay.push(0, &at("a", old));
+    relay.push(1, &at("b", old));
+    relay.settled(1, 1).await;
+    let awaited = [super::door::shard_of(1).as_str().into()];
+    for minute in 1..=300 {
+        relay.push(0, &at(&format!("a{minute}"), old + minute * 60_000));
+        relay.gate.awaits(&awaited);
+        pass(1_000).await;
+    }
+    relay.push(1, &at("b late", old + 1));
+    relay.settled(1, 2).await;
+    assert_eq!(counted(&relay.gate).get("dead_lettered"), None);
+    // Now nothing is to come, and the others go on.
+    for minute in 301..=340 {
+        relay.push(0, &at(&format!("a{minute}"), BASE_MS));
+        pass(1_000).await;
+    }
+    relay.push(1, &at("b later", BASE_MS - 11_000));
+    relay.settled(1, 3).await;
+    assert_eq!(counted(&relay.gate).get("dead_lettered"), Some(&1), "forgotten meanwhile");
+    relay.push(1, &at("b in time", BASE_MS - 9_000));
+    relay.settled(1, 4).await;
+    assert_eq!(counted(&relay.gate).get("dead_lettered"), Some(&1), "within the lateness of the others");
+}
+
+/// A producer's clock is years ahead: its records are refused, and nothing else is late because of them.
+#[tokio::test(start_paused = true)]
+async fn p11_a_timestamp_far_in_the_future_moves_no_floor() {
+    let rig = rig(33);
+    let relay = Relay::start(&rig, "a", (0, 1), 1).await;
+    relay.push(0, &at("now", BASE_MS));
+    relay.push(0, &at("far", BASE_MS + 300_000 + 60_000));
+    relay.push(0, &at("farther", BASE_MS + 50 * 365 * 24 * HOUR_MS));
+    relay.push(0, &at("earlier", BASE_MS - 9_000));
+    relay.settled(0, 4).await;
+    let counted = counted(&relay.gate);
+    assert_eq!((counted.get("written"), counted.get("dead_lettered")), (Some(&2), Some(&2)), "{counted:?}");
+    let row = &rig.db().shards[&super::door::shard_of(0)];
+    assert_eq!(row.watermark_ms, BASE_MS);
+}
