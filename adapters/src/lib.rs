@@ -7,6 +7,8 @@ pub mod dead_letters;
 pub mod decode;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "kafka")]
+pub mod kafka_sink;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod sink;

@@ -70,6 +70,40 @@ pub trait Encode: Send + Sync + fmt::Debug {
         row: &mut Vec<u8>,
         row_key: &mut Vec<u8>,
     ) -> Result<(), BadValue>;
+    /// The row is the record itself: all its members are part of it, whether or not they are columns.
+    fn whole(&self) -> bool {
+        false
+    }
+    /// Rows carry the headers of [`Original`].
+    fn headers(&self) -> bool {
+        false
+    }
+    /// As [`Encode::encode`], which takes no look at `original` unless the sink has use for it.
+    fn encode_whole(
+        &self,
+        kind: RowKind,
+        values: &[Value<'_>],
+        _original: &Original<'_>,
+        row: &mut Vec<u8>,
+        row_key: &mut Vec<u8>,
+    ) -> Result<(), BadValue> {
+        self.encode(kind, values, row, row_key)
+    }
+}
+
+/// What a record brought along beside its payload.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Original<'a> {
+    /// Kafka record key.
+    pub key: Option<&'a [u8]>,
+    /// Kafka record headers in order, if [`Encode::headers`] asked for them.
+    pub headers: &'a [(&'a str, Option<&'a [u8]>)],
+    /// Kafka record timestamp, ms since the epoch.
+    pub timestamp_ms: Option<i64>,
+    /// Event time, ms since the epoch, or the arrival if it has none.
+    pub event_ms: i64,
+    /// Kafka partition.
+    pub partition: Option<i32>,
 }
 
 /// One encoded row of a batch.

@@ -1,8 +1,8 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rdkafka::ClientConfig;
 
-use super::KafkaFault;
+use super::{KafkaFault, Membership};
 
 /// Which records of transactions are seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,6 +31,8 @@ pub struct KafkaConfig {
     pub prefetch_bytes: u64,
     /// Options of librdkafka by name, passed on as they are; see [`KafkaConfig::check`] for what is refused.
     pub options: BTreeMap<String, String>,
+    /// Told which partitions the group gave us, for a sink that fences by it.
+    pub membership: Option<Arc<Membership>>,
 }
 
 /// An option that cannot be taken.
@@ -82,6 +84,7 @@ impl KafkaConfig {
             isolation: Isolation::ReadCommitted,
             prefetch_bytes: 64 << 20,
             options: BTreeMap::new(),
+            membership: None,
         }
     }
 
@@ -188,7 +191,7 @@ impl KafkaConfig {
     }
 }
 
-fn topic_fault(topic: &str) -> Option<&'static str> {
+pub(crate) fn topic_fault(topic: &str) -> Option<&'static str> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     match topic {
         "" => Some("is empty"),
@@ -203,7 +206,7 @@ fn topic_fault(topic: &str) -> Option<&'static str> {
 }
 
 /// The library's words for a configuration that it does not take, without the value (it may be a password).
-pub(super) fn client_fault(fault: &rdkafka::error::KafkaError) -> String {
+pub(crate) fn client_fault(fault: &rdkafka::error::KafkaError) -> String {
     match fault {
         rdkafka::error::KafkaError::ClientConfig(_, reason, name, value) => {
             let reason =

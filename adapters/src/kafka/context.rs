@@ -200,7 +200,7 @@ pub(super) fn refusal(error: &KafkaError) -> CommitRefusal {
 }
 
 /// The wrapper panics over text that is not UTF-8 and that others have written: none then.
-pub(super) fn readable<T>(read: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn readable<T>(read: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(read)).ok()
 }
 

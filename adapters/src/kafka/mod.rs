@@ -10,12 +10,17 @@ use crate::sink::ShardId;
 mod config;
 mod context;
 mod dead_letters;
+mod membership;
 mod reader;
 mod source;
 
 pub use config::{Isolation, KafkaConfig, RefusedOption};
+pub(crate) use config::{client_fault, topic_fault};
+pub(crate) use context::readable;
 pub use context::{CommitRefusal, Event};
 pub use dead_letters::DeadLetterTopic;
+pub use membership::Membership;
+pub(crate) use membership::Metadata;
 pub use reader::{ReadFault, Reader, SourceRecord};
 pub use source::{Commit, KafkaSource};
 

@@ -87,6 +87,9 @@ impl KafkaSource {
         let committer = Some(committer(consumer.clone(), wake.clone())?);
         let source = Self { consumer, config: config.clone(), cluster, topics, wake, committer };
         let names: Vec<&str> = source.topics.iter().map(|(topic, _)| topic.as_str()).collect();
+        if let Some(membership) = &config.membership {
+            membership.joined(&config.group);
+        }
         source.consumer.subscribe(&names).map_err(|error| KafkaFault::from(&error))?;
         Ok(source)
     }
@@ -103,6 +106,9 @@ impl KafkaSource {
 
     /// Serves the group; never waits. To be called often (at least once in `max.poll.interval.ms`), until it says nothing.
     pub fn poll(&self) -> Option<Event> {
+        if let Some(membership) = &self.config.membership {
+            membership.refresh(&self.consumer);
+        }
         let context = self.consumer.client().context();
         for _ in 0..POLLS {
             if let Some(event) = context.pop() {
@@ -135,11 +141,17 @@ impl KafkaSource {
         // Any offset will do that needs no look-up: nothing is fetched while paused, and reading begins with a seek.
         let assignment = offsets(partitions.iter().map(|at| (at, Offset::Offset(0))))?;
         self.assign(&assignment)?;
+        if let Some(membership) = &self.config.membership {
+            membership.take(&self.consumer, &self.cluster, partitions);
+        }
         Ok(readers)
     }
 
     /// Answers [`Event::Revoked`]. Commits under way are waited for by the client library before the group goes on.
     pub fn give_back(&self, partitions: &[TopicPartition]) -> Result<(), KafkaFault> {
+        if let Some(membership) = &self.config.membership {
+            membership.give_back(partitions);
+        }
         let done = match self.consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => self.consumer.incremental_unassign(&list(partitions)),
             RebalanceProtocol::Eager | RebalanceProtocol::None => self.consumer.unassign(),
@@ -243,6 +255,9 @@ impl KafkaSource {
 /// Leaves the group. Readers must be gone before.
 impl Drop for KafkaSource {
     fn drop(&mut self) {
+        if let Some(membership) = &self.config.membership {
+            membership.left();
+        }
         // The consumer itself leaves when its last owner drops it: the committer first, then this source.
         self.consumer.client().context().close();
         let Some(Committer { queue, thread }) = self.committer.take() else { return };

@@ -87,6 +87,7 @@ impl RelayConfig {
             },
             prefetch_bytes: self.prefetch,
             options: self.options.clone(),
+            membership: None,
         }
     }
 

@@ -117,7 +117,8 @@ impl Namer {
             // `misfits` has shown that it is JSON.
             (place(&mut layout, &when.pointer), canonical(&when.equals).unwrap_or_default())
         });
-        let whole = cells.iter().any(|cell| matches!(cell.from, CellFrom::Place(Place { slot: None, .. })));
+        let whole = encoder.whole()
+            || cells.iter().any(|cell| matches!(cell.from, CellFrom::Place(Place { slot: None, .. })));
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let placeholders = rules.format.debezium().map(Debezium::placeholders).unwrap_or_default();
         Ok(Self {
@@ -136,13 +137,13 @@ impl Namer {
         })
     }
 
-    /// Whether a part of the key or a column comes from a header.
+    /// Whether a part of the key or a column comes from a header, or rows carry the headers.
     pub fn reads_headers(&self) -> bool {
         let part = |part: &Part| matches!(part, Part::Header(_) | Part::KafkaHeader(_));
         let cell = |cell: &Cell| {
             matches!(cell.from, CellFrom::Source(ColumnSource::Header(_) | ColumnSource::KafkaHeader(_)))
         };
-        self.rules.key.parts().iter().any(part) || self.cells.iter().any(cell)
+        self.encoder.headers() || self.rules.key.parts().iter().any(part) || self.cells.iter().any(cell)
     }
 
     /// The dedup key is a function of the row key (P9): each of its parts is the source of a row key column. Records that

@@ -2,11 +2,14 @@
 
 use std::{borrow::Cow, cell::RefCell};
 
-use adapters::{sink::RowKind, value::Value};
+use adapters::{
+    sink::{Original, RowKind},
+    value::Value,
+};
 use dedup_store::Digest;
 
 use super::{
-    Chunk, Named, Record,
+    Chunk, Headers, KafkaOrigin, Named, Record,
     compile::{Namer, Place},
     json,
     members::{self, Found, Order},
@@ -162,7 +165,9 @@ impl Namer {
             let encoded = self.gather_unknown(sight, kind, &mut extra).and_then(|()| {
                 self.values(sight, &extra, &mut values)?;
                 let (row, row_key) = (&mut chunk.bytes, &mut scratch.row_key);
-                self.encoder.encode(kind, &values, row, row_key).map_err(|bad| bad.to_string())
+                let original = original(record, event_ms);
+                let encoded = self.encoder.encode_whole(kind, &values, &original, row, row_key);
+                encoded.map_err(|bad| bad.to_string())
             });
             scratch.values = emptied(values);
             scratch.extra = extra;
@@ -197,6 +202,20 @@ impl Namer {
     fn read<'a>(&self, text: &'a str, order: &mut Order, found: &mut Found<'a>) -> Result<&'a str, String> {
         members::read(text, &self.layout, order, found)?;
         Ok(text)
+    }
+}
+
+/// What the record brought along beside its payload.
+fn original<'a>(record: &'a Record<'_>, event_ms: i64) -> Original<'a> {
+    let headers = match record.headers {
+        Headers::Pairs(pairs) => pairs,
+        Headers::None | Headers::Http(_) => &[],
+    };
+    match record.kafka {
+        Some(KafkaOrigin { key, timestamp_ms, partition, .. }) => {
+            Original { key, headers, timestamp_ms, event_ms, partition: Some(partition) }
+        }
+        None => Original { headers, event_ms, ..Original::default() },
     }
 }
 

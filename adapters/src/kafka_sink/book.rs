@@ -1,0 +1,421 @@
+//! Reads the marks topic into a [`Ledger`], one for all sessions of a route in this process.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use rdkafka::{
+    Message, Offset, TopicPartitionList,
+    consumer::{BaseConsumer, Consumer},
+    error::KafkaError,
+    message::{BorrowedMessage, Headers},
+};
+
+use super::{
+    KafkaSinkConfig,
+    ledger::{Folded, Ledger},
+    line::{Kind, Line},
+    topics,
+};
+use crate::sink::{Mark, ShardId, SinkError};
+
+/// Bytes of blocks in one page of marks.
+const PAGE_BYTES: usize = 16 << 20;
+/// How long one question to a broker may take.
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// Between two looks at an open transaction.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// An open transaction that holds decided lines back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Holder {
+    /// Its transactional id; empty if its first record is no line of this route.
+    pub(super) writer: String,
+    /// The shard of its first line.
+    pub(super) shard: ShardId,
+    /// A session of this process writes under that id.
+    pub(super) live: bool,
+    /// How long it has been waited for.
+    pub(super) waited: Duration,
+}
+
+/// See the module.
+pub(super) struct Book {
+    config: Arc<KafkaSinkConfig>,
+    route: Arc<str>,
+    topic: String,
+    open: Option<Open>,
+    pub(super) ledger: Ledger,
+    /// Per partition, the first offset that is not folded yet.
+    next: Vec<i64>,
+    /// Transactional ids that sessions of this process write under.
+    pub(super) live: HashSet<String>,
+}
+
+struct Open {
+    /// Sees what is decided.
+    decided: BaseConsumer,
+    /// Sees all: where the log ends, and whose transaction is open.
+    all: BaseConsumer,
+}
+
+fn asking(what: &str, error: &KafkaError) -> SinkError {
+    SinkError::NotApplied { reason: format!("{what}: {error}"), retry: true }
+}
+
+impl Book {
+    pub(super) fn new(config: Arc<KafkaSinkConfig>, route: &str) -> Self {
+        let topic = config.marks_of(route);
+        Self {
+            config,
+            route: route.into(),
+            topic,
+            open: None,
+            ledger: Ledger::default(),
+            next: Vec::new(),
+            live: HashSet::new(),
+        }
+    }
+
+    /// Connects, makes the topic if it is missing, and checks that it keeps marks for long enough.
+    fn open(&mut self) -> Result<&Open, SinkError> {
+        if self.open.is_none() {
+            topics::marks_topic(&self.config, &self.topic).map_err(|misfits| SinkError::NotApplied {
+                reason: misfits.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+                retry: misfits.iter().all(|misfit| misfit.what.contains(topics::NO_ANSWER)),
+            })?;
+            let reader = |isolation| self.config.reader(isolation).create::<BaseConsumer>();
+            let make = || {
+                Ok::<_, KafkaError>(Open {
+                    decided: reader("read_committed")?,
+                    all: reader("read_uncommitted")?,
+                })
+            };
+            let open = make().map_err(|error| asking("a reader of marks cannot be made", &error))?;
+            let count = topics::partitions(&open.all, &self.topic)
+                .map_err(|error| asking("asking for the marks topic", &error))?;
+            if self.next.len() != count {
+                // Another topic, or one that has grown: what was folded may be another's.
+                (self.ledger, self.next) = (Ledger::default(), vec![0; count]);
+            }
+            self.open = Some(open);
+        }
+        match &self.open {
+            Some(open) => Ok(open),
+            None => {
+                Err(SinkError::NotApplied { reason: "the marks topic is not open".to_owned(), retry: true })
+            }
+        }
+    }
+
+    /// Connects anew at the next look.
+    pub(super) fn close(&mut self) {
+        self.open = None;
+    }
+
+    /// The partition that holds a shard's lines: where it has some, else that of its own number.
+    pub(super) fn home(&mut self, shard: &str) -> Result<i32, SinkError> {
+        self.open()?;
+        if let Some(known) = self.ledger.shard(shard) {
+            return Ok(known.home);
+        }
+        let count = self.next.len().max(1) as u64;
+        let number = shard.rsplit('/').next().and_then(|last| last.parse::<u64>().ok());
+        let spread = || shard.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        Ok((number.unwrap_or_else(spread) % count) as i32)
+    }
+
+    /// All partitions.
+    pub(super) fn all(&mut self) -> Result<Vec<i32>, SinkError> {
+        self.open()?;
+        Ok((0..self.next.len() as i32).collect())
+    }
+
+    /// Folds all that was in the log of `partitions` when it was asked, decided or not: waits for open transactions (P14). `held` is
+    /// told of them, and may end them. Past `deadline` the error names the one that is waited for.
+    pub(super) fn refresh(
+        &mut self,
+        partitions: &[i32],
+        deadline: Instant,
+        mut held: impl FnMut(&Holder) -> Result<(), SinkError>,
+    ) -> Result<(), SinkError> {
+        let result = self.follow(partitions, deadline, &mut held);
+        if result.is_err() {
+            self.close();
+        }
+        result
+    }
+
+    fn follow(
+        &mut self,
+        partitions: &[i32],
+        deadline: Instant,
+        held: &mut dyn FnMut(&Holder) -> Result<(), SinkError>,
+    ) -> Result<(), SinkError> {
+        self.open()?;
+        let mut behind = BTreeMap::new();
+        for &partition in partitions {
+            let (low, end) = self.range(partition, true)?;
+            if self.next[partition as usize] > end {
+                // The log is shorter than it was: made again, or restored.
+                tracing::warn!(
+                    topic = self.topic,
+                    partition,
+                    end,
+                    "the marks topic went back; it is read from its beginning"
+                );
+                (self.ledger, self.next) = (Ledger::default(), vec![0; self.next.len()]);
+                return self.follow(&(0..self.next.len() as i32).collect::<Vec<_>>(), deadline, held);
+            }
+            if self.next[partition as usize] < low {
+                self.next[partition as usize] = low;
+            }
+            if low > 0 {
+                self.ledger.cut(partition, low);
+            }
+            if self.next[partition as usize] < end {
+                behind.insert(partition, end);
+            }
+        }
+        for (&partition, &end) in &behind {
+            self.wait_decided(partition, end, deadline, held)?;
+        }
+        self.fold(behind, deadline)
+    }
+
+    /// First offset of a partition's log, and its end: the very end, or that of what is decided.
+    fn range(&self, partition: i32, very: bool) -> Result<(i64, i64), SinkError> {
+        let Some(open) = &self.open else { return Ok((0, 0)) };
+        let consumer = if very { &open.all } else { &open.decided };
+        consumer
+            .fetch_watermarks(&self.topic, partition, ANSWER)
+            .map_err(|error| asking(&format!("asking for the end of marks partition {partition}"), &error))
+    }
+
+    fn wait_decided(
+        &mut self,
+        partition: i32,
+        end: i64,
+        deadline: Instant,
+        held: &mut dyn FnMut(&Holder) -> Result<(), SinkError>,
+    ) -> Result<(), SinkError> {
+        let began = Instant::now();
+        loop {
+            let (_, stable) = self.range(partition, false)?;
+            if stable >= end {
+                return Ok(());
+            }
+            let found = self.holder(partition, stable)?;
+            let Some((writer, shard)) = found else { continue };
+            let live = self.live.contains(&writer);
+            let holder = Holder { writer, shard, live, waited: began.elapsed() };
+            if Instant::now() >= deadline {
+                return Err(SinkError::NotApplied {
+                    reason: format!(
+                        "marks partition {partition} of topic {:?} is decided up to offset {stable}, and its log ends at {end}: an \
+                         open transaction of transactional id {:?} holds it back; it ends at its time-out, or as soon as its shard \
+                         has another owner",
+                        self.topic, holder.writer
+                    ),
+                    retry: true,
+                });
+            }
+            held(&holder)?;
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Whose transaction begins at `stable`, where decided lines end. None if it has been decided meanwhile.
+    fn holder(&self, partition: i32, stable: i64) -> Result<Option<(String, ShardId)>, SinkError> {
+        let Some(open) = &self.open else { return Ok(None) };
+        assign(&open.all, &self.topic, [(partition, stable)])?;
+        let until = Instant::now() + ANSWER;
+        while Instant::now() < until {
+            match open.all.poll(Duration::from_millis(50)) {
+                Some(Ok(message)) if message.offset() < stable => {}
+                Some(Ok(message)) => {
+                    let line = line_of(&self.route, &message);
+                    let writer = line.as_ref().map(|line| line.state.writer.clone()).unwrap_or_default();
+                    return Ok(Some((writer, line.map_or_else(|| "".into(), |line| line.shard))));
+                }
+                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
+                Some(Err(error)) => return Err(asking("reading an open transaction's marks", &error)),
+                None => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Folds decided lines up to the given ends.
+    fn fold(&mut self, mut behind: BTreeMap<i32, i64>, deadline: Instant) -> Result<(), SinkError> {
+        let Some(open) = &self.open else { return Ok(()) };
+        if behind.is_empty() {
+            return Ok(());
+        }
+        assign(&open.decided, &self.topic, behind.keys().map(|&at| (at, self.next[at as usize])))?;
+        let mut quiet = Instant::now();
+        while !behind.is_empty() {
+            match open.decided.poll(Duration::from_millis(50)) {
+                Some(Ok(message)) => {
+                    quiet = Instant::now();
+                    let (partition, offset) = (message.partition(), message.offset());
+                    let Some(next) = self.next.get_mut(partition as usize).filter(|next| offset >= **next)
+                    else {
+                        continue;
+                    };
+                    *next = offset + 1;
+                    if let Some(line) = line_of(&self.route, &message) {
+                        let time_ms = message.timestamp().to_millis().unwrap_or_default();
+                        let value = message.payload().unwrap_or_default();
+                        if self.ledger.fold(partition, offset, time_ms, &line, value) == Folded::Stray {
+                            tracing::error!(
+                                route = &*self.route,
+                                shard = &*line.shard,
+                                epoch = line.state.epoch,
+                                sequence = line.state.sequence,
+                                writer = line.state.writer,
+                                "a batch is in the sink that its fence should have kept out: please report this"
+                            );
+                        }
+                    }
+                    if behind.get(&partition).is_some_and(|end| offset + 1 >= *end) {
+                        behind.remove(&partition);
+                    }
+                }
+                // Everything below the end that was asked for is decided, so it has been read: what is left are control records.
+                Some(Err(KafkaError::PartitionEOF(partition))) => {
+                    if let Some(end) = behind.remove(&partition) {
+                        let next = &mut self.next[partition as usize];
+                        *next = (*next).max(end);
+                    }
+                }
+                Some(Err(error)) => return Err(asking("reading marks", &error)),
+                None if quiet.elapsed() > ANSWER * 2 || Instant::now() > deadline + ANSWER * 6 => {
+                    return Err(SinkError::NotApplied {
+                        reason: format!("marks of topic {:?} do not come", self.topic),
+                        retry: true,
+                    });
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks of `shard` above `sequence`, as the ledger knows them: about 16 MiB, and one mark at least.
+    pub(super) fn marks(&mut self, shard: &str, sequence: i64) -> Result<Vec<Mark>, SinkError> {
+        let Some(known) = self.ledger.shard(shard) else { return Ok(Vec::new()) };
+        let (Some(from), Some(last)) = (known.above(sequence), known.marks.back()) else {
+            return Ok(Vec::new());
+        };
+        let (home, from, last, floor_ms) = (known.home, from.offset, last.sequence, known.state.floor_ms);
+        self.open()?;
+        let Some(open) = &self.open else { return Ok(Vec::new()) };
+        assign(&open.decided, &self.topic, [(home, from)])?;
+        let (mut page, mut bytes, mut parts) = (Vec::new(), 0, Parts::default());
+        let mut quiet = Instant::now();
+        let result = loop {
+            match open.decided.poll(Duration::from_millis(50)) {
+                Some(Ok(message)) => {
+                    quiet = Instant::now();
+                    let Some(line) = line_of(&self.route, &message).filter(|line| &*line.shard == shard)
+                    else {
+                        continue;
+                    };
+                    let Some(block) = parts.take(&line, message.payload().unwrap_or_default()) else {
+                        continue;
+                    };
+                    let at = line.state.sequence;
+                    if at > sequence && line.keys.count > 0 && line.keys.max_ms >= floor_ms {
+                        bytes += block.len();
+                        if bytes > PAGE_BYTES && !page.is_empty() {
+                            break Ok(page);
+                        }
+                        page.push(Mark { sequence: at, block });
+                    }
+                    if at >= last {
+                        break Ok(page);
+                    }
+                }
+                Some(Err(KafkaError::PartitionEOF(_))) => break Ok(page),
+                Some(Err(error)) => break Err(asking("reading marks", &error)),
+                None if quiet.elapsed() > ANSWER * 2 => {
+                    break Err(SinkError::NotApplied {
+                        reason: format!("marks of topic {:?} do not come", self.topic),
+                        retry: true,
+                    });
+                }
+                None => {}
+            }
+        };
+        if result.is_err() {
+            self.close();
+        }
+        result
+    }
+}
+
+/// Puts the parts of a block together.
+#[derive(Default)]
+struct Parts {
+    sequence: i64,
+    bytes: Vec<u8>,
+    next: usize,
+}
+
+impl Parts {
+    /// The block, if `line` is its last part.
+    fn take(&mut self, line: &Line, value: &[u8]) -> Option<Bytes> {
+        if line.part == 0 || line.state.sequence != self.sequence {
+            (self.sequence, self.next) = (line.state.sequence, 0);
+            self.bytes.clear();
+        }
+        if line.part != self.next {
+            return None;
+        }
+        match line.kind {
+            Kind::Part => {
+                self.bytes.extend_from_slice(value);
+                self.next += 1;
+                None
+            }
+            Kind::Mark if line.part == 0 => Some(Bytes::copy_from_slice(value)),
+            Kind::Mark => {
+                self.bytes.extend_from_slice(value);
+                Some(std::mem::take(&mut self.bytes).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The line that a record is, if it is one of `route`.
+fn line_of(route: &str, message: &BorrowedMessage<'_>) -> Option<Line> {
+    let headers = message.headers()?;
+    // A name that is not UTF-8 is nobody's header here.
+    let pairs = (0..headers.count()).filter_map(|index| {
+        let header = crate::kafka::readable(|| headers.try_get(index))??;
+        Some((header.key, header.value.unwrap_or_default()))
+    });
+    Line::read(route, message.key(), pairs)
+}
+
+fn assign(
+    consumer: &BaseConsumer,
+    topic: &str,
+    places: impl IntoIterator<Item = (i32, i64)>,
+) -> Result<(), SinkError> {
+    let mut list = TopicPartitionList::new();
+    let add = || {
+        for (partition, offset) in places {
+            list.add_partition_offset(topic, partition, Offset::Offset(offset))?;
+        }
+        // What is still queued of the places before is dropped with the assignment.
+        consumer.unassign()?;
+        consumer.assign(&list)
+    };
+    add().map_err(|error| asking("reading the marks topic", &error))
+}
