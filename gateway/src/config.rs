@@ -5,6 +5,8 @@
 
 mod error;
 mod format;
+#[cfg(feature = "kafka")]
+mod kafka_sink;
 mod naming;
 mod read;
 mod relay;

@@ -246,7 +246,8 @@ async fn start(
         if in_memory { Ok(Store::in_memory(options)) } else { Store::open(&folder, options) }
     });
     let store = opened.await.map_err(|fault| vec![named(&fault)])?.map_err(|fault| vec![named(&fault)])?;
-    let sink = sink_of(&sink).map_err(|fault| vec![named(&fault)])?;
+    let seat = Seat::default();
+    let sink = sink_of(&sink, &route, &seat).map_err(|fault| vec![named(&fault)])?;
     let waiting = door.clone();
     let mut builder = Gate::builder(store)
         .name(&route.name)
@@ -280,14 +281,14 @@ async fn start(
     if let (Some(relay), Some(events)) = (&route.relay, gate.take_events()) {
         let started = Relay::start(
             Arc::new(gate.clone()),
-            relay.kafka(),
+            adapters::kafka::KafkaConfig { membership: Some(seat), ..relay.kafka() },
             relay.relay(route.skip_gaps, route.rules.window_ms),
             events,
         );
         relays.add(started.map_err(|fault| vec![named(&fault)])?, metrics.route(&route.name));
     }
     #[cfg(not(feature = "kafka"))]
-    let _ = relays;
+    let _ = (relays, seat);
     door.gate.set(gate).ok();
     Ok(())
 }
@@ -298,7 +299,19 @@ fn relay_lanes(route: &RouteConfig) -> u32 {
     route.relay.as_ref().map_or(0, |_| route.lanes.relay.unwrap_or_else(cores))
 }
 
-pub(crate) fn sink_of(config: &SinkConfig) -> Result<Arc<dyn Sink>, String> {
+/// A relay's place in its consumer group, for a sink that fences by it.
+#[cfg(feature = "kafka")]
+pub(crate) type Seat = Arc<adapters::kafka::Membership>;
+#[cfg(not(feature = "kafka"))]
+pub(crate) type Seat = ();
+
+pub(crate) fn sink_of(
+    config: &SinkConfig,
+    route: &RouteConfig,
+    seat: &Seat,
+) -> Result<Arc<dyn Sink>, String> {
+    #[cfg(not(feature = "kafka"))]
+    let _ = (route, seat);
     match &config.target {
         Target::Sqlite { .. } => {
             let config = config.sqlite().ok_or("not a SQLite sink")?;
@@ -309,6 +322,12 @@ pub(crate) fn sink_of(config: &SinkConfig) -> Result<Arc<dyn Sink>, String> {
             let config = config.postgres().ok_or("not a Postgres sink")?;
             let sink = adapters::postgres::PostgresSink::new(config).map_err(|misfit| misfit.to_string())?;
             Ok(Arc::new(sink))
+        }
+        #[cfg(feature = "kafka")]
+        Target::Kafka(_) => {
+            let config = config.kafka(&route.rules).ok_or("not a Kafka sink")?;
+            let sink = adapters::kafka_sink::KafkaSink::new(config).map_err(|misfit| misfit.to_string())?;
+            Ok(Arc::new(sink.fenced_by(seat.clone())))
         }
         #[cfg(not(feature = "postgres"))]
         Target::Postgres { .. } => {

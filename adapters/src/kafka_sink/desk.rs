@@ -59,6 +59,8 @@ pub(super) struct Desk {
     /// The dead-letter topic was seen.
     pub(super) letters: bool,
     route_at: Option<Instant>,
+    /// The cluster's id.
+    cluster: Option<String>,
 }
 
 /// A shard that this session took over.
@@ -113,18 +115,6 @@ impl Place {
     fn deadline(&self) -> Instant {
         Instant::now() + self.config.transaction_timeout + Duration::from_secs(5)
     }
-
-    /// The group whose generation fences our batches of `shard`, if one does.
-    fn group_of(&self, shard: &str) -> Option<String> {
-        let membership = self.membership.as_ref()?;
-        membership.of(shard)?;
-        Some(membership.group()?.to_string())
-    }
-
-    /// The last owner's batches are fenced by the group that gave the shard to us.
-    fn is_group_fenced(&self, shard: &str, state: &State) -> bool {
-        state.group.is_some() && state.group == self.group_of(shard)
-    }
 }
 
 impl Desk {
@@ -137,7 +127,21 @@ impl Desk {
             raised: HashMap::new(),
             letters: false,
             route_at: None,
+            cluster: None,
         }
+    }
+
+    /// The group whose generation fences our batches of `shard`, if one does: the shard is a partition of this very cluster.
+    fn group_of(&self, shard: &str) -> Option<String> {
+        let membership = self.place.membership.as_ref()?;
+        let here = shard.strip_prefix("kafka/")?.split('/').next()? == self.cluster.as_deref()?;
+        membership.of(shard).filter(|_| here)?;
+        Some(membership.group()?.to_string())
+    }
+
+    /// The last owner's batches are fenced by the group that gave the shard to us.
+    fn is_group_fenced(&self, shard: &str, state: &State) -> bool {
+        state.group.is_some() && state.group == self.group_of(shard)
     }
 
     pub(super) fn life(&self) -> Option<Life> {
@@ -154,10 +158,13 @@ impl Desk {
         if self.writer.is_none() {
             self.owned.clear();
             let Place { config, limits, id, book, .. } = &self.place;
-            let writer = Writer::new(config, limits, id);
-            self.writer =
-                Some(writer.map_err(|error| asking(&format!("taking transactional id {id:?}"), &error))?);
+            let writer = Writer::new(config, limits, id)
+                .map_err(|error| asking(&format!("taking transactional id {id:?}"), &error))?;
             book.lock().live.insert(id.clone());
+            if self.cluster.is_none() {
+                self.cluster = writer.cluster();
+            }
+            self.writer = Some(writer);
         }
         Ok(())
     }
@@ -287,7 +294,7 @@ impl Desk {
             let mut ids = BTreeSet::new();
             for (shard, known) in shards.iter().zip(&found) {
                 let Some(Shard { state, .. }) = known else { continue };
-                let other = state.writer != self.place.id && !self.place.is_group_fenced(shard, state);
+                let other = state.writer != self.place.id && !self.is_group_fenced(shard, state);
                 if other && fenced.insert((shard.clone(), state.epoch)) {
                     ids.insert(state.writer.clone());
                 }
@@ -343,7 +350,7 @@ impl Desk {
     /// A shard without lines, in a partition whose first lines are gone: it may be new, or have been without an owner for longer than
     /// the topic keeps lines. Then its group knows where it was; without this it would be read from its start again.
     fn lapsed(&self, shard: &ShardId, home: i32) -> Result<Option<Shard>, SinkError> {
-        let Some(group) = self.place.group_of(shard) else { return Ok(None) };
+        let Some(group) = self.group_of(shard) else { return Ok(None) };
         let mut parts = shard.rsplitn(3, '/');
         let (Some(partition), Some(topic)) =
             (parts.next().and_then(|number| number.parse().ok()), parts.next())
@@ -423,7 +430,7 @@ impl Desk {
                 epoch: after.max(least.get(shard).copied().unwrap_or(0)) + 1,
                 owner: self.place.owner.to_string(),
                 writer: self.place.id.clone(),
-                group: self.place.group_of(shard),
+                group: self.group_of(shard),
                 ..before
             };
             (*home, Line::new(Kind::Claim { after }, shard, state))

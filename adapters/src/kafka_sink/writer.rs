@@ -16,6 +16,7 @@ use rdkafka::{
 
 use super::{
     KafkaSinkConfig,
+    book::ANSWER,
     config::Limits,
     encode::Sent,
     line::{Kind, Line, PART_BYTES},
@@ -174,6 +175,11 @@ impl Writer {
             }
         }
         Ok(Self { producer, timeout: config.transaction_timeout, pulse: Pulse::begin() })
+    }
+
+    /// The cluster's id, if it tells one.
+    pub(super) fn cluster(&self) -> Option<String> {
+        self.producer.client().fetch_cluster_id(ANSWER)
     }
 
     pub(super) fn begin(&self) -> Result<(), Broken> {

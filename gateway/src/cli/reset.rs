@@ -10,7 +10,7 @@ use crate::{
     clock::shown,
     config::Config,
     gate::{BuildError, Reset, reset_floor},
-    serve::sink_of,
+    serve::{Seat, sink_of},
 };
 
 /// Which route, and whether to do it.
@@ -58,7 +58,8 @@ async fn reset(config: &Config, route: &str, discard: bool) -> Result<Reset, Str
     } else {
         Some(Store::open(&folder, options).map_err(|fault| fault.to_string())?)
     };
-    let sink = sink_of(&config.sinks[&config.routes[route].sink])?;
+    let route_config = &config.routes[route];
+    let sink = sink_of(&config.sinks[&route_config.sink], route_config, &Seat::default())?;
     reset_floor(sink, route, store.as_ref(), discard).await.map_err(|fault: BuildError| fault.to_string())
 }
 

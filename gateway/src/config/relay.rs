@@ -208,7 +208,7 @@ fn one_cluster(a: &str, b: &str) -> bool {
 }
 
 /// Options by their dotted names, whether quoted or not.
-fn gather(section: &Section<'_, '_>, prefix: &str, options: &mut BTreeMap<String, String>) {
+pub(super) fn gather(section: &Section<'_, '_>, prefix: &str, options: &mut BTreeMap<String, String>) {
     for (key, item) in section.items() {
         let name = format!("{prefix}{key}");
         let value = match item.value {

@@ -99,11 +99,12 @@ impl std::fmt::Debug for HashSecret {
 pub(super) struct SinkView {
     mode: Mode,
     row_key: Vec<String>,
+    keeps_rows: bool,
 }
 
 impl SinkView {
     pub(super) fn of(sink: &SinkConfig) -> Self {
-        Self { mode: sink.mode, row_key: sink.row_key.clone() }
+        Self { mode: sink.mode, row_key: sink.row_key.clone(), keeps_rows: sink.keeps_rows() }
     }
 }
 
@@ -198,7 +199,9 @@ fn rules(section: &Section<'_, '_>, event_time: Option<&EventTime>, view: Option
         ])
     });
     if let (Some(item), Some(LatePolicy::VerifyInSink), Some(view)) = (&late_item, late, view) {
-        if view.row_key.is_empty() {
+        if !view.keeps_rows {
+            item.fault("does not fit a topic, which has no rows to look into", "choose another");
+        } else if view.row_key.is_empty() {
             item.fault(
                 "needs a row key: the sink tells a copy by it",
                 "add row_key to the sink, or choose another",

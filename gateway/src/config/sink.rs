@@ -16,7 +16,7 @@ pub struct SinkConfig {
     pub name: String,
     /// What it is.
     pub target: Target,
-    /// The table's name; with its schema, if any, for Postgres.
+    /// The table's name, with its schema, if any, for Postgres; or the topic's.
     pub table: String,
     /// How a row meets the row that is there.
     pub mode: Mode,
@@ -51,6 +51,9 @@ pub enum Target {
         /// DDL to run if the table is missing.
         create: Option<String>,
     },
+    /// A topic, but for what its route says.
+    #[cfg(feature = "kafka")]
+    Kafka(Box<adapters::kafka_sink::KafkaSinkConfig>),
 }
 
 impl SinkConfig {
@@ -65,6 +68,24 @@ impl SinkConfig {
             busy_timeout: *busy_timeout,
             ..adapters::sqlite::SqliteConfig::new(path, &self.table)
         })
+    }
+
+    /// For the Kafka sink of `route`; none if it is another target.
+    #[cfg(feature = "kafka")]
+    pub fn kafka(&self, rules: &crate::lane::Rules) -> Option<adapters::kafka_sink::KafkaSinkConfig> {
+        let Target::Kafka(config) = &self.target else { return None };
+        let keep_ms = rules.window_ms.saturating_add(rules.lateness_ms).saturating_add(rules.max_ahead_ms);
+        let keep = Duration::from_millis(keep_ms.unsigned_abs());
+        Some(adapters::kafka_sink::KafkaSinkConfig { keep, ..(**config).clone() })
+    }
+
+    /// Whether it keeps rows that can be looked at.
+    pub fn keeps_rows(&self) -> bool {
+        match &self.target {
+            Target::Postgres { .. } | Target::Sqlite { .. } => true,
+            #[cfg(feature = "kafka")]
+            Target::Kafka(_) => false,
+        }
     }
 
     /// For the Postgres sink; none if it is another target.
@@ -89,43 +110,48 @@ impl SinkConfig {
 }
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 10] = [
-    "clickhouse",
-    "doris",
-    "duckdb",
-    "elasticsearch",
-    "file",
-    "http",
-    "kafka",
-    "opensearch",
-    "redis",
-    "starrocks",
-];
+const LATER: [&str; 9] =
+    ["clickhouse", "doris", "duckdb", "elasticsearch", "file", "http", "opensearch", "redis", "starrocks"];
 
 #[derive(Clone, Copy)]
 enum Type {
     Postgres,
     Sqlite,
+    Kafka,
     Later,
 }
 
 pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig> {
-    let item = section.required("type", "\"postgres\" or \"sqlite\"")?;
+    let item = section.required("type", "\"postgres\", \"sqlite\" or \"kafka\"")?;
     if let Some(later) = item.value.as_str().filter(|word| LATER.contains(word)) {
         item.fault(
             format!("sinks of type {later:?} are not in this build"),
-            "use \"postgres\" or \"sqlite\"",
+            "use \"postgres\", \"sqlite\" or \"kafka\"",
         );
         return None;
     }
-    let types = [("postgres", Type::Postgres), ("sqlite", Type::Sqlite)];
-    let target = match item.choice(&types).unwrap_or(Type::Later) {
+    let types = [("postgres", Type::Postgres), ("sqlite", Type::Sqlite), ("kafka", Type::Kafka)];
+    let kind = item.choice(&types).unwrap_or(Type::Later);
+    #[cfg_attr(not(feature = "kafka"), expect(unused_mut, reason = "only a topic is fitted to the mode"))]
+    let mut target = match kind {
+        #[cfg(feature = "kafka")]
+        Type::Kafka => super::kafka_sink::kafka(&section).map(|config| Target::Kafka(Box::new(config))),
+        #[cfg(not(feature = "kafka"))]
+        Type::Kafka => {
+            item.fault("this build leaves Kafka out", "build with the feature `kafka`");
+            return None;
+        }
         Type::Postgres => postgres(&section, &item),
         Type::Sqlite => sqlite(&section),
         // Its keys are not known: nothing more can be said of them.
         Type::Later => return None,
     };
-    let table = section.required("table", "\"NAME\"").and_then(|item| {
+    let named = match kind {
+        // Asked for with the rest of what names it.
+        Type::Kafka => section.item("topic"),
+        _ => section.required("table", "\"NAME\""),
+    };
+    let table = named.and_then(|item| {
         let table = item.text()?;
         if table.is_empty() {
             item.fault("is empty", "name a table");
@@ -134,7 +160,8 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
     });
     let modes =
         [("insert", Mode::Insert), ("upsert", Mode::Upsert), ("upsert-if-newer", Mode::UpsertIfNewer)];
-    let mode = section.choice("mode", &modes, Mode::Insert);
+    let mode_item = section.item("mode");
+    let mode = mode_item.as_ref().and_then(|item| item.choice(&modes)).unwrap_or(Mode::Insert);
     let row_key_item = section.item("row_key");
     let row_key = row_key_item.as_ref().map(Item::texts).unwrap_or_default();
     let version_item = section.item("version");
@@ -151,7 +178,7 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         );
     }
     match (&version_item, mode) {
-        (None, Mode::UpsertIfNewer) => {
+        (None, Mode::UpsertIfNewer) if !matches!(kind, Type::Kafka) => {
             section.fault("`version` is missing: this mode compares it", "add version = \"COLUMN\"");
         }
         (Some(item), Mode::Insert | Mode::Upsert) => {
@@ -166,6 +193,10 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
             item.fault("is a row key column too", "name a column that changes from version to version");
         }
         _ => {}
+    }
+    #[cfg(feature = "kafka")]
+    if let Some(Target::Kafka(config)) = &mut target {
+        super::kafka_sink::fit(&section, mode_item.as_ref(), mode, &row_key, config);
     }
     section.close();
     Some(SinkConfig { name, target: target?, table: table?, mode, row_key, version })

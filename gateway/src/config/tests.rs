@@ -300,6 +300,47 @@ fn sinks_are_checked_by_mode() {
     assert!(errors(&verify)[0].contains("does not fit mode \"upsert\""));
 }
 
+#[cfg(feature = "kafka")]
+#[test]
+fn a_kafka_sink_is_checked_whole() {
+    use adapters::kafka_sink::{KeyFrom, PartitionFrom};
+    let sink = |lines: &str| {
+        let named = "[sinks.s]\ntype = \"kafka\"\nbrokers = [\"a:1\", \"b:1\"]\ntopic = \"out\"\n";
+        format!("[routes.r]\nsink = \"s\"\nkey = \"/id\"\nwindow = \"2h\"\n{named}{lines}\n")
+    };
+    let read = |lines: &str| {
+        let config = load(&sink(lines), environment).unwrap();
+        config.sinks["s"].kafka(&config.routes["r"].rules).unwrap()
+    };
+    let plain = read("");
+    assert_eq!(
+        (plain.brokers.as_str(), plain.topic.as_str(), plain.key),
+        ("a:1,b:1", "out", KeyFrom::Source)
+    );
+    assert_eq!(plain.keep.as_secs(), 2 * 3600 + 300, "window and max_ahead; by arrival nothing is late");
+    let upsert =
+        read("mode = \"upsert\"\nrow_key = [\"id\"]\npartition = \"key\"\noptions = { linger.ms = 1 }");
+    assert_eq!((upsert.key, upsert.partition), (KeyFrom::RowKey, PartitionFrom::Key));
+    assert_eq!(upsert.options["linger.ms"], "1");
+    for (lines, says) in [
+        ("mode = \"upsert\"", "`row_key` is missing"),
+        ("mode = \"upsert-if-newer\"\nrow_key = [\"id\"]", "a topic has no rows"),
+        ("key = \"row_key\"", "the sink names none"),
+        ("mode = \"upsert\"\nrow_key = [\"id\"]\nkey = \"none\"", "changes no row"),
+        ("transactions = false", "not in this build"),
+        ("table = \"t\"", "unknown key \"table\""),
+        ("marks_topic = \"out\"", "is `topic` too"),
+        ("options = { acks = 1 }", "acks: is not passed on"),
+        ("transaction_timeout = \"1h\"", "transaction_timeout"),
+    ] {
+        let errors = errors(&sink(lines));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
+    }
+    let verify =
+        sink("row_key = [\"id\"]").replace("key = \"/id\"", "key = \"/id\"\nlate = \"verify-in-sink\"");
+    assert!(errors(&verify)[0].contains("has no rows to look into"), "{:?}", errors(&verify));
+}
+
 #[test]
 fn variables_come_from_the_environment_and_are_not_shown() {
     let file = |listen: &str, rest: &str| {

@@ -17,3 +17,5 @@ macro_rules! tests {
 }
 
 appending_conformance_cases!(tests, Topics);
+
+mod own;
