@@ -114,6 +114,8 @@ $quick || step "Kafka from Maven Central" fetch_kafka || finish
 step "build" cargo build "${packages[@]}" --all-targets || finish
 step "format" cargo fmt --all --check || true
 step "clippy" cargo clippy -q "${packages[@]}" --all-targets -- -D warnings || true
+step "clippy of interleavings" cargo clippy -q -p dedup-store --features shuttle --all-targets -- -D warnings || true
+step "interleavings of the store's threads" cargo test -p dedup-store --features shuttle --lib --no-fail-fast || true
 step "tests without servers" cargo test --workspace --exclude oncegate-tests --lib --bins --tests --no-fail-fast || true
 $quick || step "tests with live servers" cargo test -p oncegate-tests --lib --tests --no-fail-fast || true
 step "documentation tests" cargo test "${packages[@]}" --doc || true

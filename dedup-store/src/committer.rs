@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::{error, warn};
 
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
     slots::Closed,
     state::State,
     store::Ticket,
+    sync::{Condvar, Mutex, MutexGuard, thread},
     table::Table,
     tail::Group,
 };
@@ -276,7 +276,7 @@ pub(crate) struct StopOnPanic<'a>(pub(crate) &'a Shared, pub(crate) &'static str
 
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if thread::panicking() {
             self.0.held.lock().stopped.get_or_insert_with(|| format!("the {} panicked", self.1));
             self.0.wake();
         }
@@ -373,6 +373,7 @@ fn next_group(shared: &Shared) -> (Option<Arc<Group>>, Option<Arc<Closed>>) {
 }
 
 #[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests {
     use super::*;
     use crate::{floors::Spans, slots::SlotSizes};

@@ -142,6 +142,7 @@ fn empty_folder(folder: &Path) -> Result<(), StoreError> {
 }
 
 #[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests {
     use tempfile::TempDir;
 

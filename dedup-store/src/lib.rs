@@ -102,9 +102,11 @@ mod slots;
 mod state;
 mod stats;
 mod store;
+mod sync;
 mod table;
 mod tail;
 #[cfg(test)]
+#[cfg_attr(feature = "shuttle", allow(dead_code))]
 mod testing;
 #[cfg(test)]
 mod tests;

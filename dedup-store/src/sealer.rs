@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::{
@@ -18,6 +17,7 @@ use crate::{
     fingerprint::Hasher,
     run::{self, Run},
     slots::{Place, Work},
+    sync::Mutex,
     table::Table,
 };
 

@@ -12,10 +12,12 @@ use std::{
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use redb::StorageBackend;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::disk::Disk;
 
 const SECTOR: usize = 512;
+const PAGE: usize = 4096;
 
 /// What happens at the operation that is counted down to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,9 +30,60 @@ pub(crate) enum Trouble {
     NoRoom,
 }
 
+/// A file's bytes, in pages that copies share.
+#[derive(Default, Clone)]
+struct Bytes {
+    /// None: zeros.
+    pages: Vec<Option<Arc<[u8; PAGE]>>>,
+    len: usize,
+}
+
+impl Bytes {
+    fn resize(&mut self, len: usize) {
+        if len < self.len && !len.is_multiple_of(PAGE) {
+            // What is cut off is zeros if the file grows again.
+            self.put_within(len, &[0; PAGE][len % PAGE..]);
+        }
+        self.pages.resize(len.div_ceil(PAGE), None);
+        self.len = len;
+    }
+
+    fn put(&mut self, at: usize, data: &[u8]) {
+        if self.len < at + data.len() {
+            self.resize(at + data.len());
+        }
+        self.put_within(at, data);
+    }
+
+    fn put_within(&mut self, mut at: usize, mut data: &[u8]) {
+        while !data.is_empty() {
+            let (here, rest) = data.split_at(data.len().min(PAGE - at % PAGE));
+            let page = self.pages[at / PAGE].get_or_insert_with(|| Arc::new([0; PAGE]));
+            Arc::make_mut(page)[at % PAGE..][..here.len()].copy_from_slice(here);
+            (at, data) = (at + here.len(), rest);
+        }
+    }
+
+    fn get(&self, mut at: usize, mut out: &mut [u8]) -> io::Result<()> {
+        if at + out.len() > self.len {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        while !out.is_empty() {
+            let length = out.len().min(PAGE - at % PAGE);
+            let (here, rest) = out.split_at_mut(length);
+            match &self.pages[at / PAGE] {
+                Some(page) => here.copy_from_slice(&page[at % PAGE..][..length]),
+                None => here.fill(0),
+            }
+            (at, out) = (at + length, rest);
+        }
+        Ok(())
+    }
+}
+
 #[derive(Clone)]
 enum Change {
-    Write(usize, Vec<u8>),
+    Write(usize, Arc<[u8]>),
     Length(usize),
 }
 
@@ -43,10 +96,20 @@ enum NameChange {
 
 #[derive(Default, Clone)]
 struct Content {
-    live: Vec<u8>,
-    durable: Vec<u8>,
+    live: Bytes,
+    durable: Bytes,
     unsynced: Vec<Change>,
 }
+
+/// A change that the disk is at.
+enum Doing<'a> {
+    Name(&'a NameChange),
+    File(u64, &'a Change),
+    Sync,
+}
+
+/// Is handed the disk as it would be if the power went now.
+type Watcher = Box<dyn FnMut(FaultyDisk) + Send>;
 
 #[derive(Default)]
 struct Inner {
@@ -66,6 +129,9 @@ struct Inner {
     stalled: Option<String>,
     stalls_reads: bool,
     waiting: bool,
+    /// Run reads until one fails.
+    read_glitch: Option<u64>,
+    watcher: Option<Watcher>,
 }
 
 /// What is left of unsynced changes after a crash.
@@ -95,6 +161,43 @@ impl FaultyDisk {
     /// The `operation`th change from the start meets `trouble`.
     pub(crate) fn trouble_at(&self, operation: u64, trouble: Trouble) {
         self.0.lock().trouble.push((operation, trouble));
+    }
+
+    /// No trouble is to come any more.
+    #[cfg(feature = "shuttle")]
+    pub(crate) fn calm(&self) {
+        let mut inner = self.0.lock();
+        inner.trouble.clear();
+        inner.read_glitch = None;
+    }
+
+    /// Of the reads of runs, one after so many fails.
+    #[cfg(feature = "shuttle")]
+    pub(crate) fn glitch_at_run_read(&self, reads: u64) {
+        self.0.lock().read_glitch = Some(reads);
+    }
+
+    /// At each change from now on, `watcher` is told what the power would leave if it went there.
+    pub(crate) fn watch(&self, watcher: Watcher) {
+        self.0.lock().watcher = Some(watcher);
+    }
+
+    /// Tells disks of different content apart.
+    pub(crate) fn content_hash(&self) -> u128 {
+        let inner = self.0.lock();
+        let mut hash = Xxh3::new();
+        for (name, id) in &inner.names {
+            let bytes = &inner.contents[id].live;
+            hash.update(name.as_bytes());
+            hash.update(&bytes.len.to_le_bytes());
+            for (at, page) in bytes.pages.iter().enumerate() {
+                if let Some(page) = page {
+                    hash.update(&at.to_le_bytes());
+                    hash.update(&**page);
+                }
+            }
+        }
+        hash.digest128()
     }
 
     /// Writes that were refused for lack of room.
@@ -169,13 +272,13 @@ impl FaultyDisk {
             let mut bytes = content.durable.clone();
             for change in &content.unsynced {
                 match change {
-                    Change::Length(length) if survives() => bytes.resize(*length, 0),
+                    Change::Length(length) if survives() => bytes.resize(*length),
                     Change::Length(_) => {}
                     Change::Write(at, data) => {
                         let whole = survives();
                         for (index, sector) in data.chunks(SECTOR).enumerate() {
                             if whole || (matches!(survival, Survival::Some(_)) && survives()) {
-                                put(&mut bytes, at + index * SECTOR, sector);
+                                bytes.put(at + index * SECTOR, sector);
                             }
                         }
                     }
@@ -190,13 +293,6 @@ impl FaultyDisk {
             ..Inner::default()
         })))
     }
-}
-
-fn put(bytes: &mut Vec<u8>, at: usize, data: &[u8]) {
-    if bytes.len() < at + data.len() {
-        bytes.resize(at + data.len(), 0);
-    }
-    bytes[at..at + data.len()].copy_from_slice(data);
 }
 
 impl NameChange {
@@ -215,19 +311,33 @@ impl NameChange {
 
 impl Inner {
     fn used(&self) -> u64 {
-        self.names.values().map(|id| self.contents[id].live.len() as u64).sum()
+        self.names.values().map(|id| self.contents[id].live.len as u64).sum()
     }
 
-    /// Counts a change; says whether it may happen.
-    fn step(&mut self) -> io::Result<()> {
+    /// Counts a change; says whether it may happen. The one at which the power goes may have happened.
+    fn step(&mut self, doing: &Doing<'_>) -> io::Result<()> {
         if self.dead {
             return Err(io::Error::other("the power is off"));
         }
         self.operations += 1;
+        if let Some(mut watcher) = self.watcher.take() {
+            let mut fork = Inner {
+                contents: self.contents.clone(),
+                names: self.names.clone(),
+                durable_names: self.durable_names.clone(),
+                unsynced_names: self.unsynced_names.clone(),
+                dead: true,
+                ..Inner::default()
+            };
+            fork.undecided(doing);
+            watcher(FaultyDisk(Arc::new(Mutex::new(fork))));
+            self.watcher = Some(watcher);
+        }
         let trouble = self.trouble.iter().find(|(at, _)| *at == self.operations);
         match trouble.map(|(_, trouble)| *trouble) {
             Some(Trouble::Cut) => {
                 self.dead = true;
+                self.undecided(doing);
                 Err(io::Error::other("the power went"))
             }
             Some(Trouble::Glitch) => Err(io::Error::other("a glitch")),
@@ -235,12 +345,25 @@ impl Inner {
                 self.refused += 1;
                 Err(ErrorKind::StorageFull.into())
             }
-            None => Ok(()),
+            None => {
+                self.undecided(doing);
+                Ok(())
+            }
+        }
+    }
+
+    fn undecided(&mut self, doing: &Doing<'_>) {
+        match doing {
+            Doing::Name(change) => self.unsynced_names.push(NameChange::clone(change)),
+            Doing::File(id, change) => {
+                self.contents.get_mut(id).unwrap().unsynced.push(Change::clone(change));
+            }
+            Doing::Sync => {}
         }
     }
 
     fn grow(&mut self, id: u64, length: usize) -> io::Result<()> {
-        let more = length.saturating_sub(self.contents[&id].live.len()) as u64;
+        let more = length.saturating_sub(self.contents[&id].live.len) as u64;
         if more > 0 && self.room.is_some_and(|room| self.used() + more > room) {
             self.refused += 1;
             return Err(ErrorKind::StorageFull.into());
@@ -249,12 +372,7 @@ impl Inner {
     }
 
     fn name(&mut self, change: NameChange) -> io::Result<()> {
-        let stepped = self.step();
-        // The one at which the power went may have happened.
-        if stepped.is_ok() || self.dead {
-            self.unsynced_names.push(change.clone());
-        }
-        stepped?;
+        self.step(&Doing::Name(&change))?;
         change.apply(&mut self.names);
         Ok(())
     }
@@ -301,7 +419,7 @@ impl Disk for FaultyDisk {
 
     fn sync_folder(&self) -> io::Result<()> {
         let mut inner = self.0.lock();
-        inner.step()?;
+        inner.step(&Doing::Sync)?;
         inner.durable_names = inner.names.clone();
         inner.unsynced_names.clear();
         Ok(())
@@ -310,7 +428,7 @@ impl Disk for FaultyDisk {
     fn bytes(&self, name: &str) -> io::Result<u64> {
         let inner = self.0.lock();
         let id = inner.names.get(name).ok_or(ErrorKind::NotFound)?;
-        Ok(inner.contents[id].live.len() as u64)
+        Ok(inner.contents[id].live.len as u64)
     }
 }
 
@@ -326,16 +444,11 @@ impl FaultyFile {
         self.disk.wait(&self.name);
         let mut inner = self.disk.0.lock();
         inner.grow(self.id, length)?;
-        let stepped = inner.step();
-        let dead = inner.dead;
+        inner.step(&Doing::File(self.id, &change))?;
         let content = inner.contents.get_mut(&self.id).unwrap();
-        if stepped.is_ok() || dead {
-            content.unsynced.push(change.clone());
-        }
-        stepped?;
         match change {
-            Change::Write(at, data) => put(&mut content.live, at, &data),
-            Change::Length(length) => content.live.resize(length, 0),
+            Change::Write(at, data) => content.live.put(at, &data),
+            Change::Length(length) => content.live.resize(length),
         }
         Ok(())
     }
@@ -343,7 +456,7 @@ impl FaultyFile {
 
 impl StorageBackend for FaultyFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.disk.0.lock().contents[&self.id].live.len() as u64)
+        Ok(self.disk.0.lock().contents[&self.id].live.len as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
@@ -352,11 +465,16 @@ impl StorageBackend for FaultyFile {
         }
         let mut inner = self.disk.0.lock();
         *inner.reads.entry(self.name.clone()).or_default() += 1;
-        let from = offset as usize;
-        let bytes =
-            inner.contents[&self.id].live.get(from..from + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
-        out.copy_from_slice(bytes);
-        Ok(())
+        if self.name.starts_with("run-")
+            && let Some(left) = &mut inner.read_glitch
+        {
+            if *left == 0 {
+                inner.read_glitch = None;
+                return Err(io::Error::other("a glitch"));
+            }
+            *left -= 1;
+        }
+        inner.contents[&self.id].live.get(offset as usize, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -365,7 +483,7 @@ impl StorageBackend for FaultyFile {
 
     fn sync_data(&self) -> io::Result<()> {
         let mut inner = self.disk.0.lock();
-        inner.step()?;
+        inner.step(&Doing::Sync)?;
         let content = inner.contents.get_mut(&self.id).unwrap();
         content.durable = content.live.clone();
         content.unsynced.clear();
@@ -373,6 +491,6 @@ impl StorageBackend for FaultyFile {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.change(Change::Write(offset as usize, data.to_vec()), offset as usize + data.len())
+        self.change(Change::Write(offset as usize, data.into()), offset as usize + data.len())
     }
 }
