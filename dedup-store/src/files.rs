@@ -259,7 +259,11 @@ impl Files {
             if group.begins && self.open_tail() < group.generation {
                 self.roll(group.generation)?;
             }
-            if let Err(fail) = self.newest()?.commit(group) {
+            let committed = match &mut self.current {
+                Current::Open(tail) => tail.commit(group, &self.standing),
+                _ => Err(Fail::Io("the tail is not open".to_owned())),
+            };
+            if let Err(fail) = committed {
                 self.lose();
                 return Err(fail);
             }

@@ -219,8 +219,11 @@ impl Tail {
         self.container.close()
     }
 
-    /// Makes a group durable. After an error the tail must be given up; whether the group is in shows when it is reopened.
-    pub(crate) fn commit(&mut self, group: &Group) -> Result<(), Fail> {
+    /// Makes a group durable, on top of what stands: watermark and floor never go back, whatever the group knows of them. After
+    /// an error the tail must be given up; whether the group is in shows when it is reopened.
+    pub(crate) fn commit(&mut self, group: &Group, standing: &Standing) -> Result<(), Fail> {
+        let watermark_ms = standing.watermark_ms.max(group.watermark_ms);
+        let retire_ms = standing.retire_ms.max(group.retire_ms);
         let mut end = End { group: group.number, ..self.end };
         let fill = |txn: &WriteTransaction| -> Result<(), redb::Error> {
             let mut table = txn.open_table(GROUPS)?;
@@ -245,7 +248,7 @@ impl Tail {
                     };
                 }
             }
-            txn.open_table(STATE)?.insert("state", &*state_row(&end, group.watermark_ms, group.retire_ms))?;
+            txn.open_table(STATE)?.insert("state", &*state_row(&end, watermark_ms, retire_ms))?;
             Ok(())
         };
         write(&self.container, fill)?;

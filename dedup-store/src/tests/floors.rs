@@ -228,3 +228,26 @@ fn p11_a_shard_that_wakes_up_late_admits_nothing_that_was_forgotten() {
     let late = claim(&world.store, 2, item(0, time_of(0)));
     assert!(matches!(late, Verdict::Late { .. }), "{late:?}");
 }
+
+/// After a restart an effect was begun before anything was settled. Its group knew of no watermark and no floor yet, and was
+/// written as if there were none: a crash then took both back, and a key that was forgotten below the floor was new again. Found by
+/// a crash at every change of random scenarios.
+#[test]
+fn p11_a_group_that_knows_no_watermark_takes_no_floor_back() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..20, 0);
+    settle(&store, "a", 2, [], 46_000);
+    drop(store);
+    let store = open(&disk);
+    assert_eq!(store.stats(0).floor_ms, 34_000);
+    assert!(store.begin_effect(&key(1 << 40)).unwrap());
+    store.wait_sealed();
+    let crashed = disk.after_crash(Survival::Nothing);
+    for store in [open(&crashed), store] {
+        let stats = store.stats(0);
+        assert_eq!((stats.floor_ms, stats.floors.retire_ms), (34_000, 34_000));
+        assert_eq!(stats.floors.watermark_ms, Some(46_000));
+        assert_eq!(claim(&store, 1, item(7, 0)), Verdict::Late { floor_ms: 44_000 });
+    }
+}
