@@ -1,7 +1,7 @@
 //! The dedup store beside what others would use in its place. Every arm is durable: a batch of 10,000 16-byte fingerprints, a tenth
 //! of them copies of live keys, is answered once it is on disk.
 //!
-//! `cargo run --release -p benches --features fjall -- store --scale full`
+//! `cargo run --release -p benches --features fjall,rocksdb -- store --scale full`
 
 use std::{
     fs,
@@ -276,17 +276,14 @@ pub(crate) fn run(scale: Scale, arm: &str, keys: Option<u64>, plot: Option<&Path
     if "fjall".contains(arm) {
         lsm(&mut report, keys, &mut curves);
     }
+    #[cfg(feature = "rocksdb")]
+    if "rocksdb".contains(arm) {
+        rocksdb(&mut report, keys, &mut curves);
+    }
     if "redis".contains(arm) {
         redis(&mut report, keys, &mut curves);
     }
-    for rival in ["redb-rows", "fjall", "redis"] {
-        let goal = if rival == "redb-rows" {
-            50.0
-        } else if rival == "fjall" {
-            10.0
-        } else {
-            20.0
-        };
+    for (rival, goal) in [("redb-rows", 50.0), ("fjall", 10.0), ("rocksdb", 10.0), ("redis", 20.0)] {
         report.rivals.push(("check-and-settle", "oncegate", rival, goal));
     }
     if let Some(path) = plot {
@@ -439,6 +436,38 @@ fn lsm(report: &mut Report, keys: u64, curves: &mut Curves) {
         }
         write.commit().expect("a commit");
         db.persist(fjall::PersistMode::SyncAll).expect("durable");
+        new
+    });
+}
+
+/// A look at all keys of a batch at once, behind a Bloom filter of 10 bits a key; then one write with a synced log.
+#[cfg(feature = "rocksdb")]
+fn rocksdb(report: &mut Report, keys: u64, curves: &mut Curves) {
+    use rocksdb::{BlockBasedOptions, Cache, DB, Options, WriteBatch, WriteOptions};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut blocks = BlockBasedOptions::default();
+    blocks.set_bloom_filter(10.0, false);
+    // Filters and blocks may take what our arm may.
+    blocks.set_block_cache(&Cache::new_lru_cache(((keys * 40).max(256 << 20)) as usize));
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.set_block_based_table_factory(&blocks);
+    options.increase_parallelism(2);
+    options.set_max_background_jobs(2);
+    let db = DB::open(&options, folder.path()).expect("a database");
+    let mut durable = WriteOptions::default();
+    durable.set_sync(true);
+    rival(report, "rocksdb", keys, curves, |batch| {
+        let mut write = WriteBatch::default();
+        let mut new = 0;
+        for (row, known) in batch.iter().zip(db.multi_get(batch)) {
+            if known.expect("a look").is_none() {
+                write.put(row, []);
+                new += 1;
+            }
+        }
+        db.write_opt(&write, &durable).expect("durable");
         new
     });
 }

@@ -18,6 +18,8 @@ mod interleaved;
 #[cfg(not(feature = "shuttle"))]
 mod kill;
 #[cfg(not(feature = "shuttle"))]
+mod layout;
+#[cfg(not(feature = "shuttle"))]
 mod model;
 #[cfg(not(feature = "shuttle"))]
 mod points;
