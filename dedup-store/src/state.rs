@@ -272,6 +272,14 @@ impl State {
         self.claims.retain(|claim| claim.lane != lane);
     }
 
+    /// What is known of a key, if the open slot or the filters say it; none if the closed slots must be asked.
+    pub(crate) fn peek_in_memory(&self, fingerprint: &Fingerprint) -> Option<Option<Known>> {
+        match self.slots.open.find(fingerprint) {
+            Some(found) => Some(Some(found.known)),
+            None => self.slots.closed().surely_lacks(fingerprint).then_some(None),
+        }
+    }
+
     /// Whether memory alone does not say what is known of a key.
     #[inline]
     pub(crate) fn must_ask_for(&self, fingerprint: &Fingerprint) -> bool {

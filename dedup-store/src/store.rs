@@ -268,11 +268,22 @@ impl Store {
         held.pending.bytes >= WAIT_BYTES || slots.unsealed() > 0 || slots.closed().runs().next().is_some()
     }
 
-    /// What is settled under a key, without claiming: the door's fast path for duplicates.
+    /// What is settled under a key, without claiming: the door's fast path for duplicates. May read one page.
     pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Known>, StoreError> {
-        let must = |held: &Held| held.state.must_ask_for(fingerprint);
-        let (held, found) = self.ask_closed(self.shared.held.lock(), must, || vec![*fingerprint])?;
+        let held = self.shared.held.lock();
+        held.check()?;
+        if let Some(known) = held.state.peek_in_memory(fingerprint) {
+            return Ok(known);
+        }
+        let (held, found) = self.ask_closed(held, |_| true, || vec![*fingerprint])?;
         Ok(held.state.peek(fingerprint, found.first().copied().flatten()))
+    }
+
+    /// [`Store::peek`] without the disk: none if memory does not say whether, or as what, the key is settled.
+    pub fn peek_in_memory(&self, fingerprint: &Fingerprint) -> Result<Option<Option<Known>>, StoreError> {
+        let held = self.shared.held.lock();
+        held.check()?;
+        Ok(held.state.peek_in_memory(fingerprint))
     }
 
     /// Whether a key is claimed by some lane and not yet settled or released.

@@ -39,7 +39,7 @@ use std::{
     time::Duration,
 };
 
-use dedup_store::{Fingerprint, Store, StoreOptions};
+use dedup_store::{Fingerprint, Known, Store, StoreOptions};
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -60,7 +60,7 @@ use crate::{
         judge::{Fate, MismatchPolicy, Via, judge_unwritable},
     },
     metrics::RouteMetrics,
-    naming::{Chunk, Namer, Record},
+    naming::{Chunk, Named, Namer, Record},
     outcome::{Answer, Outcome, Problem},
     route::Route,
 };
@@ -250,6 +250,25 @@ impl Drop for InFlight<'_> {
     }
 }
 
+impl Gate {
+    /// The answer to a record that needs no lane: it cannot be written, or is a copy of what is settled.
+    fn answer_known(&self, named: &Named, known: Option<Known>) -> Option<Answer> {
+        let rules = &self.0.route.rules;
+        let (outcome, first, problem) = match (&named.problem, known) {
+            (Some(problem), _) => match judge_unwritable(problem, Via::Call, rules) {
+                Fate::Answer { outcome, first, problem } => (outcome, first, problem),
+                _ => return None,
+            },
+            (None, Some(known)) if known.same(named.digest) || rules.mismatch == MismatchPolicy::Ignore => {
+                (Outcome::Duplicate, Some(known.settled), None)
+            }
+            (None, Some(known)) => (Outcome::Mismatch, Some(known.settled), Some(Problem::Mismatch)),
+            (None, None) => return None,
+        };
+        Some(Answer { outcome, fingerprint: named.fingerprint, first, problem })
+    }
+}
+
 impl Submit for Gate {
     fn route(&self) -> &str {
         &self.0.route.name
@@ -266,26 +285,30 @@ impl Submit for Gate {
     fn peek(&self, chunk: &Chunk) -> Option<Vec<Answer>> {
         let route = &self.0.route;
         let mut answers = Vec::with_capacity(chunk.records.len());
-        let mut looked = false;
         for named in &chunk.records {
-            let (outcome, first, problem) = match (&named.problem, named.fingerprint) {
-                (Some(problem), _) => match judge_unwritable(problem, Via::Call, &route.rules) {
-                    Fate::Answer { outcome, first, problem } => (outcome, first, problem),
-                    _ => return None,
+            let known = match named.fingerprint.filter(|_| named.problem.is_none()) {
+                // Where memory does not tell, the rest is looked up where reading holds nobody up.
+                Some(fingerprint) => match route.store.peek_in_memory(&fingerprint).ok()? {
+                    Some(known) => known,
+                    None => break,
                 },
-                (None, Some(fingerprint)) => {
-                    let known = route.store.peek(&fingerprint).ok()??;
-                    looked = true;
-                    if known.same(named.digest) || route.rules.mismatch == MismatchPolicy::Ignore {
-                        (Outcome::Duplicate, Some(known.settled), None)
-                    } else {
-                        (Outcome::Mismatch, Some(known.settled), Some(Problem::Mismatch))
-                    }
-                }
-                (None, None) => return None,
+                None => None,
             };
-            answers.push(Answer { outcome, fingerprint: named.fingerprint, first, problem });
+            answers.push(self.answer_known(named, known)?);
         }
+        let rest = &chunk.records[answers.len()..];
+        if !rest.is_empty() {
+            let more: Option<Vec<Answer>> = route.ask_store(|store| {
+                let look = |named: &Named| {
+                    let fingerprint = named.fingerprint.filter(|_| named.problem.is_none());
+                    let known = fingerprint.map(|fingerprint| store.peek(&fingerprint)).transpose().ok()?;
+                    self.answer_known(named, known.flatten())
+                };
+                rest.iter().map(look).collect()
+            });
+            answers.extend(more?);
+        }
+        let looked = chunk.records.iter().any(|named| named.problem.is_none());
         // Verdicts wait while a lane has no connection (P6). Asked last: a connection that stands now stood over all of the look.
         if looked && !route.verdicts_open() {
             return None;

@@ -333,3 +333,96 @@ impl Route {
         Ok(standing)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use adapters::sink::Mode;
+    use dedup_store::{Algorithm, Digest, Entry, Fingerprint, Identity, Settled, SlotKind, StoreOptions};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    fn key(number: u64) -> Fingerprint {
+        Fingerprint(xxhash_rust::xxh3::xxh3_128(&number.to_le_bytes()).to_be_bytes())
+    }
+
+    /// A route over a store with keys 0 to 4,999 in a run on disk, and key 9,999 in memory.
+    fn route(folder: &TempDir) -> Route {
+        let options = StoreOptions {
+            window_ms: 3_600_000,
+            lateness_ms: 0,
+            idle_after_ms: 30_000,
+            max_disk_bytes: 1 << 30,
+            max_memory_bytes: 1 << 20,
+            commit_interval_ms: 1,
+        };
+        let store = Store::open(folder.path(), options).unwrap();
+        let identity = Identity {
+            route_id: [3; 16],
+            key_spec_id: 1,
+            algorithm: Algorithm::Xxh3Secret,
+            secret: [9; 192],
+        };
+        let hasher = store.bind(&identity).unwrap();
+        let settle = |sequence: i64, keys: std::ops::Range<u64>| {
+            let fact = |number| Entry {
+                fingerprint: key(number),
+                digest: Digest(number),
+                event_ms: 1_000,
+                settled: Settled::Written,
+            };
+            let block = Block::encode(&hasher, "a", sequence, keys.map(fact).collect());
+            let ticket = store.settle(&[], &[block], 0).unwrap();
+            store.wait_durable(ticket).unwrap();
+        };
+        settle(1, 0..5_000);
+        settle(2, 9_999..10_000);
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while !store.stats(0).slots.iter().any(|slot| slot.kind == SlotKind::Sealed) {
+            assert!(std::time::Instant::now() < end, "nothing is sealed: {}", store.stats(0));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let rules = Rules { mode: Mode::Insert, ..Rules::default() };
+        let metrics = Metrics::new().route("r");
+        Route::new("r".into(), Arc::new(store), hasher, rules, metrics, ArrivalClock::new(), false, true)
+    }
+
+    /// One worker, and a store that waits until another task has run.
+    #[test]
+    fn others_go_on_while_the_store_waits() {
+        let folder = TempDir::new().unwrap();
+        let route = Arc::new(route(&folder));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let (says, heard) = mpsc::channel();
+        let (asks, asked) = mpsc::channel();
+        let waits = runtime.spawn(async move {
+            route.ask_store(|store| {
+                asks.send(()).unwrap();
+                // Nobody but the other task says it.
+                heard.recv_timeout(Duration::from_secs(20)).expect("the other task does not run");
+                store.peek(&key(7)).unwrap()
+            })
+        });
+        asked.recv_timeout(Duration::from_secs(20)).unwrap();
+        runtime.spawn(async move { says.send(()).unwrap() });
+        let known = runtime.block_on(waits).unwrap();
+        assert_eq!(known.map(|known| known.settled), Some(Settled::Written));
+    }
+
+    #[test]
+    fn a_store_is_asked_on_any_runtime_and_on_none() {
+        let folder = TempDir::new().unwrap();
+        let route = route(&folder);
+        assert_eq!(route.store.peek_in_memory(&key(7)).unwrap(), None, "it is on disk");
+        assert!(route.store.peek_in_memory(&key(9_999)).unwrap().is_some_and(|known| known.is_some()));
+        let known = || route.ask_store(|store| store.peek(&key(7)).unwrap().is_some());
+        assert!(known());
+        let one = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(one.block_on(async { known() }));
+        let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        assert!(many.block_on(async { known() }));
+    }
+}

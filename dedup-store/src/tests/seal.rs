@@ -314,3 +314,23 @@ fn each_key_is_new_to_one_lane_only_while_slots_are_sealed() {
     assert_eq!((effects.load(Ordering::Relaxed), store.stats(0).keys), (KEYS, KEYS));
     assert!(kinds(&store).iter().filter(|kind| **kind == SlotKind::Sealed).count() > 40);
 }
+
+/// What the open slot or the filters tell needs no disk; where they cannot tell, memory alone says so.
+#[test]
+fn p7_memory_tells_of_open_and_of_unknown_keys_without_a_read() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..100, 1_000);
+    seal_all(&store, 1, 1_000);
+    settle(&store, "a", 2, 500..505, 1_000);
+    let before = disk.reads("run-");
+    let open_key = store.peek_in_memory(&key(502)).unwrap().expect("it is in memory");
+    assert_eq!(open_key.map(|known| known.settled), Some(Settled::Written));
+    let strangers =
+        (1_000..1_100).filter(|number| store.peek_in_memory(&key(*number)).unwrap() == Some(None));
+    assert!(strangers.count() > 95, "filters are wrong too often");
+    assert!((0..100).all(|number| store.peek_in_memory(&key(number)).unwrap().is_none()));
+    assert_eq!(disk.reads("run-"), before);
+    assert!((0..100).all(|number| store.peek(&key(number)).unwrap().is_some()));
+    assert!(disk.reads("run-") > before);
+}

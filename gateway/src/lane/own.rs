@@ -452,7 +452,7 @@ impl Lane {
             if ours.contains(&record.step) {
                 return Ok(settled.get(&fingerprint).copied());
             }
-            Ok(self.route.store.peek(&fingerprint)?.map(|fact| fact.settled))
+            Ok(self.route.ask_store(|store| store.peek(&fingerprint))?.map(|fact| fact.settled))
         };
         let lost = || "refused by the sink; the reason was lost with the connection".to_owned();
         let rows = flight.rows.iter().map(|record| {
