@@ -3,6 +3,7 @@
 //! `cargo run --release -p benches -- list`
 
 mod http;
+mod kafka;
 mod load;
 mod plot;
 mod relay;
@@ -31,6 +32,12 @@ enum Bench {
     /// Kafka to Postgres, against COPY and staged ON CONFLICT.
     Relay {
         /// Only arms whose name holds this.
+        #[arg(long, default_value = "")]
+        arm: String,
+    },
+    /// Kafka to Kafka, against a plain transactional loop without marks and dedup.
+    Kafka {
+        /// Only figures whose name holds this.
         #[arg(long, default_value = "")]
         arm: String,
     },
@@ -91,10 +98,11 @@ fn main() {
     let report = runtime.block_on(async {
         match &arguments.bench {
             Bench::List => {
-                println!("relay\nhttp\nstore");
+                println!("relay\nkafka\nhttp\nstore");
                 None
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
+            Bench::Kafka { arm } => Some(kafka::run(arguments.scale, arm).await),
             Bench::Store { arm, keys, plot } => {
                 let (scale, arm, keys, plot) = (arguments.scale, arm.clone(), *keys, plot.clone());
                 Some(

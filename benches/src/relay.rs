@@ -267,7 +267,7 @@ const SILENCE: Duration = Duration::from_millis(500);
 /// The rate of the work itself, and how many records were counted after it. Joining the group takes as long as it takes, once: the
 /// clock starts with the first records that are counted. The last copies of all are counted with their positions, which go out a
 /// second after the last row: the clock stops before that silence.
-fn rate_of_work(counted: &[(Instant, u64)]) -> (f64, u64) {
+pub(crate) fn rate_of_work(counted: &[(Instant, u64)]) -> (f64, u64) {
     let silent = |pair: &[(Instant, u64)]| pair[1].0.duration_since(pair[0].0) >= SILENCE;
     let records = counted[counted.len() - 1].1;
     // A longer rest is no tail: its time counts.
