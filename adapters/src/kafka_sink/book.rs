@@ -8,8 +8,9 @@ use std::{
 
 use bytes::Bytes;
 use rdkafka::{
-    Message, Offset, TopicPartitionList,
-    consumer::{BaseConsumer, Consumer},
+    ClientContext, Message, Offset, TopicPartitionList,
+    config::{FromClientConfigAndContext, RDKafkaLogLevel},
+    consumer::{BaseConsumer, Consumer, ConsumerContext},
     error::KafkaError,
     message::{BorrowedMessage, Headers},
 };
@@ -26,8 +27,6 @@ use crate::sink::{Mark, ShardId, SinkError};
 const PAGE_BYTES: usize = 16 << 20;
 /// How long one question to a broker may take.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
-/// Between two looks at an open transaction.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// An open transaction that holds decided lines back.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,8 +37,24 @@ pub(super) struct Holder {
     pub(super) shard: ShardId,
     /// A session of this process writes under that id.
     pub(super) live: bool,
-    /// How long it has been waited for.
-    pub(super) waited: Duration,
+    partition: i32,
+    stable: i64,
+    end: i64,
+}
+
+impl Holder {
+    /// It was waited for long enough.
+    pub(super) fn fault(&self, topic: &str) -> SinkError {
+        let Self { writer, partition, stable, end, .. } = self;
+        SinkError::NotApplied {
+            reason: format!(
+                "marks partition {partition} of topic {topic:?} is decided up to offset {stable}, and its log ends at {end}: an open \
+                 transaction of transactional id {writer:?} holds it back; it ends at its time-out, or as soon as its shard has \
+                 another owner"
+            ),
+            retry: true,
+        }
+    }
 }
 
 /// See the module.
@@ -57,10 +72,27 @@ pub(super) struct Book {
 
 struct Open {
     /// Sees what is decided.
-    decided: BaseConsumer,
+    decided: Reader,
     /// Sees all: where the log ends, and whose transaction is open.
-    all: BaseConsumer,
+    all: Reader,
 }
+
+type Reader = BaseConsumer<Quiet>;
+
+/// What the client library has to say comes back from its calls too.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, message: &str) {
+        tracing::debug!(target: "librdkafka", "{facility}: {message}");
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", "{error}: {reason}");
+    }
+}
+
+impl ConsumerContext for Quiet {}
 
 fn asking(what: &str, error: &KafkaError) -> SinkError {
     SinkError::NotApplied { reason: format!("{what}: {error}"), retry: true }
@@ -87,7 +119,7 @@ impl Book {
                 reason: misfits.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
                 retry: misfits.iter().all(|misfit| misfit.what.contains(topics::NO_ANSWER)),
             })?;
-            let reader = |isolation| self.config.reader(isolation).create::<BaseConsumer>();
+            let reader = |isolation| Reader::from_config_and_context(&self.config.reader(isolation), Quiet);
             let make = || {
                 Ok::<_, KafkaError>(Open {
                     decided: reader("read_committed")?,
@@ -134,32 +166,38 @@ impl Book {
         Ok((0..self.next.len() as i32).collect())
     }
 
-    /// Folds all that was in the log of `partitions` when it was asked, decided or not: waits for open transactions (P14). `held` is
-    /// told of them, and may end them. Past `deadline` the error names the one that is waited for.
-    pub(super) fn refresh(
-        &mut self,
-        partitions: &[i32],
-        deadline: Instant,
-        mut held: impl FnMut(&Holder) -> Result<(), SinkError>,
-    ) -> Result<(), SinkError> {
-        let result = self.follow(partitions, deadline, &mut held);
+    /// Where the logs of `partitions` end now, decided or not (P14).
+    pub(super) fn ends(&mut self, partitions: &[i32]) -> Result<Vec<(i32, i64)>, SinkError> {
+        let result = self.ends_of(partitions, true);
+        self.closed_by(result)
+    }
+
+    /// Folds what is decided now.
+    pub(super) fn glance(&mut self, partitions: &[i32]) -> Result<(), SinkError> {
+        let result = self.ends_of(partitions, false).and_then(|ends| self.fold(ends.into_iter().collect()));
+        self.closed_by(result)
+    }
+
+    /// Folds up to `ends`, if all is decided up to there; else says what holds it back.
+    pub(super) fn advance(&mut self, ends: &[(i32, i64)]) -> Result<Option<Holder>, SinkError> {
+        let result = self.advance_to(ends);
+        self.closed_by(result)
+    }
+
+    /// After a fault all is connected anew.
+    fn closed_by<T>(&mut self, result: Result<T, SinkError>) -> Result<T, SinkError> {
         if result.is_err() {
             self.close();
         }
         result
     }
 
-    fn follow(
-        &mut self,
-        partitions: &[i32],
-        deadline: Instant,
-        held: &mut dyn FnMut(&Holder) -> Result<(), SinkError>,
-    ) -> Result<(), SinkError> {
+    fn ends_of(&mut self, partitions: &[i32], very: bool) -> Result<Vec<(i32, i64)>, SinkError> {
         self.open()?;
-        let mut behind = BTreeMap::new();
+        let mut ends = Vec::with_capacity(partitions.len());
         for &partition in partitions {
-            let (low, end) = self.range(partition, true)?;
-            if self.next[partition as usize] > end {
+            let (low, end) = self.range(partition, very)?;
+            if very && self.next[partition as usize] > end {
                 // The log is shorter than it was: made again, or restored.
                 tracing::warn!(
                     topic = self.topic,
@@ -168,7 +206,7 @@ impl Book {
                     "the marks topic went back; it is read from its beginning"
                 );
                 (self.ledger, self.next) = (Ledger::default(), vec![0; self.next.len()]);
-                return self.follow(&(0..self.next.len() as i32).collect::<Vec<_>>(), deadline, held);
+                return self.ends_of(&(0..self.next.len() as i32).collect::<Vec<_>>(), very);
             }
             if self.next[partition as usize] < low {
                 self.next[partition as usize] = low;
@@ -176,14 +214,27 @@ impl Book {
             if low > 0 {
                 self.ledger.cut(partition, low);
             }
-            if self.next[partition as usize] < end {
-                behind.insert(partition, end);
+            ends.push((partition, end));
+        }
+        Ok(ends)
+    }
+
+    fn advance_to(&mut self, ends: &[(i32, i64)]) -> Result<Option<Holder>, SinkError> {
+        self.open()?;
+        for &(partition, end) in ends {
+            if self.next.get(partition as usize).is_none_or(|next| *next >= end) {
+                continue;
+            }
+            let (_, stable) = self.range(partition, false)?;
+            if stable < end {
+                let (writer, shard) =
+                    self.holder(partition, stable)?.unwrap_or_else(|| (String::new(), "".into()));
+                let live = self.live.contains(&writer);
+                return Ok(Some(Holder { writer, shard, live, partition, stable, end }));
             }
         }
-        for (&partition, &end) in &behind {
-            self.wait_decided(partition, end, deadline, held)?;
-        }
-        self.fold(behind, deadline)
+        self.fold(ends.iter().copied().collect())?;
+        Ok(None)
     }
 
     /// First offset of a partition's log, and its end: the very end, or that of what is decided.
@@ -193,39 +244,6 @@ impl Book {
         consumer
             .fetch_watermarks(&self.topic, partition, ANSWER)
             .map_err(|error| asking(&format!("asking for the end of marks partition {partition}"), &error))
-    }
-
-    fn wait_decided(
-        &mut self,
-        partition: i32,
-        end: i64,
-        deadline: Instant,
-        held: &mut dyn FnMut(&Holder) -> Result<(), SinkError>,
-    ) -> Result<(), SinkError> {
-        let began = Instant::now();
-        loop {
-            let (_, stable) = self.range(partition, false)?;
-            if stable >= end {
-                return Ok(());
-            }
-            let found = self.holder(partition, stable)?;
-            let Some((writer, shard)) = found else { continue };
-            let live = self.live.contains(&writer);
-            let holder = Holder { writer, shard, live, waited: began.elapsed() };
-            if Instant::now() >= deadline {
-                return Err(SinkError::NotApplied {
-                    reason: format!(
-                        "marks partition {partition} of topic {:?} is decided up to offset {stable}, and its log ends at {end}: an \
-                         open transaction of transactional id {:?} holds it back; it ends at its time-out, or as soon as its shard \
-                         has another owner",
-                        self.topic, holder.writer
-                    ),
-                    retry: true,
-                });
-            }
-            held(&holder)?;
-            std::thread::sleep(LOOK_AGAIN);
-        }
     }
 
     /// Whose transaction begins at `stable`, where decided lines end. None if it has been decided meanwhile.
@@ -250,8 +268,9 @@ impl Book {
     }
 
     /// Folds decided lines up to the given ends.
-    fn fold(&mut self, mut behind: BTreeMap<i32, i64>, deadline: Instant) -> Result<(), SinkError> {
+    fn fold(&mut self, mut behind: BTreeMap<i32, i64>) -> Result<(), SinkError> {
         let Some(open) = &self.open else { return Ok(()) };
+        behind.retain(|&at, end| self.next.get(at as usize).is_some_and(|next| *next < *end));
         if behind.is_empty() {
             return Ok(());
         }
@@ -293,7 +312,7 @@ impl Book {
                     }
                 }
                 Some(Err(error)) => return Err(asking("reading marks", &error)),
-                None if quiet.elapsed() > ANSWER * 2 || Instant::now() > deadline + ANSWER * 6 => {
+                None if quiet.elapsed() > ANSWER * 2 => {
                     return Err(SinkError::NotApplied {
                         reason: format!("marks of topic {:?} do not come", self.topic),
                         retry: true,
@@ -404,7 +423,7 @@ fn line_of(route: &str, message: &BorrowedMessage<'_>) -> Option<Line> {
 }
 
 fn assign(
-    consumer: &BaseConsumer,
+    consumer: &Reader,
     topic: &str,
     places: impl IntoIterator<Item = (i32, i64)>,
 ) -> Result<(), SinkError> {

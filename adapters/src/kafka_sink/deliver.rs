@@ -188,7 +188,7 @@ impl Desk {
             })?;
             self.letters = true;
         }
-        let offsets = self.offsets(&work.steps)?;
+        let offsets = self.offsets(&work.steps).map_err(|broken| self.refused(broken))?;
         let lines = self.lines(work);
         let writer = self.ready()?;
         let done = transact(&self.place, writer, &lines, work, offsets.as_ref());
@@ -257,26 +257,27 @@ impl Desk {
     }
 
     /// The source's offsets, and the generation under which its partitions are ours: of shards that their group fences.
-    fn offsets(&self, steps: &[ShardStep]) -> Result<Option<(TopicPartitionList, Arc<Metadata>)>, SinkError> {
+    fn offsets(&self, steps: &[ShardStep]) -> Result<Option<(TopicPartitionList, Arc<Metadata>)>, Broken> {
         let fenced =
             |step: &&ShardStep| self.owned.get(&step.shard).is_some_and(|owned| owned.state.group.is_some());
         let mut found: Option<(TopicPartitionList, Arc<Metadata>)> = None;
         for step in steps.iter().filter(fenced) {
             let metadata = self.place.membership.as_ref().and_then(|membership| membership.of(&step.shard));
             let Some(metadata) = metadata else {
-                return Err(not_applied(format!("the consumer group has taken shard {} back", step.shard)));
+                return Err(Broken::Generation(format!(
+                    "the consumer group has taken shard {} back",
+                    step.shard
+                )));
             };
             let (list, _) = found.get_or_insert_with(|| (TopicPartitionList::new(), metadata));
             let mut parts = step.shard.rsplitn(3, '/');
             let (partition, topic) = (parts.next().and_then(|number| number.parse().ok()), parts.next());
             let (Some(partition), Some(topic), Some(position)) = (partition, topic, step.position) else {
-                return Err(not_applied(format!(
-                    "shard {} has no offset that its group could fence",
-                    step.shard
-                )));
+                let reason = format!("shard {} has no offset that its group could fence", step.shard);
+                return Err(Broken::Aborted(reason));
             };
             list.add_partition_offset(topic, partition, Offset::Offset(position)).map_err(|error| {
-                not_applied(format!("offset {position} of shard {}: {error}", step.shard))
+                Broken::Aborted(format!("offset {position} of shard {}: {error}", step.shard))
             })?;
         }
         Ok(found)

@@ -10,7 +10,8 @@
 //! | `book.rs` | reads the marks topic into the ledger |
 //! | `writer.rs` | the producers |
 //! | `worker.rs` | the thread that a session works on |
-//! | `session.rs` `desk.rs` | [`crate::sink::Session`]: ownership, marks, floors |
+//! | `session.rs` `desk.rs` | [`crate::sink::Session`]: marks, floors, heartbeats |
+//! | `take.rs` | taking shards over |
 //! | `deliver.rs` | one batch, one transaction |
 //!
 //! # The fence
@@ -32,6 +33,7 @@ mod encode;
 mod ledger;
 mod line;
 mod session;
+mod take;
 mod topics;
 mod worker;
 mod writer;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication},
     client::DefaultClientContext,
-    consumer::{BaseConsumer, Consumer},
+    consumer::{BaseConsumer, Consumer, ConsumerContext},
     error::{KafkaError, KafkaResult, RDKafkaErrorCode},
     metadata::Metadata,
 };
@@ -82,7 +82,7 @@ fn shape(metadata: &Metadata, topic: &str) -> Option<(usize, usize)> {
 }
 
 /// How many partitions a topic has.
-pub(super) fn partitions(consumer: &BaseConsumer, topic: &str) -> KafkaResult<usize> {
+pub(super) fn partitions<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) -> KafkaResult<usize> {
     let metadata = consumer.fetch_metadata(Some(topic), ANSWER)?;
     shape(&metadata, topic)
         .map(|(partitions, _)| partitions)

@@ -39,14 +39,9 @@ pub(super) struct Reports {
 }
 
 impl ClientContext for Reports {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        match level {
-            RDKafkaLogLevel::Debug | RDKafkaLogLevel::Info | RDKafkaLogLevel::Notice => {
-                tracing::debug!(target: "librdkafka", "{facility}: {message}");
-            }
-            // Being fenced, and losing brokers, is said in the sink's own words.
-            _ => tracing::info!(target: "librdkafka", "{facility}: {message}"),
-        }
+    /// Being fenced, and losing brokers, is said in the sink's own words.
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, message: &str) {
+        tracing::debug!(target: "librdkafka", "{facility}: {message}");
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
