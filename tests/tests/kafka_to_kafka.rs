@@ -187,8 +187,12 @@ async fn p13_a_frozen_relay_into_kafka_is_replaced_and_writes_nothing_when_it_go
         tokio::time::sleep(Duration::from_millis(150 + 170 * round as u64)).await;
         let frozen = round % 2;
         gateways[frozen].freeze();
-        // The other one owns all partitions within seconds, and reads them to their ends.
+        let began = Instant::now();
+        // The other one owns all partitions within seconds, and reads them to their ends; the frozen one's transaction is ended, which
+        // the broker would do after 30 s.
         source.await_offsets(kafka).await;
+        println!("replaced after {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
         source.await_all(kafka, Duration::from_secs(60)).await;
         gateways[frozen].thaw();
         tokio::time::sleep(Duration::from_secs(2)).await;

@@ -23,6 +23,8 @@ use crate::{
 
 /// An open transaction of another process is left to end by itself for so long.
 const GRACE: Duration = Duration::from_secs(2);
+/// An owner of callers' shards that has a transaction open for so long, and did nothing else, is dead.
+const SILENCE: Duration = Duration::from_secs(6);
 /// Between two looks at an open transaction.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Lines about a shard are repeated so often, at most, so that the newest is never as old as the topic's retention.
@@ -202,21 +204,32 @@ impl Desk {
     /// Folds all that is in the log of these partitions now, decided or not: waits for open transactions (P14), ends those of dead
     /// processes where it may, and past its deadline names the one that it waits for. The book is free meanwhile.
     fn follow(&self, partitions: &[i32], taking: &[ShardId]) -> Result<(), SinkError> {
-        let began = Instant::now();
         let deadline = self.place.deadline();
         let ends = self.place.book.lock().ends(partitions)?;
+        let mut waiting: Option<(Holder, Instant)> = None;
         loop {
             let held = self.place.book.lock().advance(&ends)?;
             let Some(holder) = held else { return Ok(()) };
             if Instant::now() >= deadline {
                 return Err(holder.fault(&self.place.marks));
             }
-            self.wait_for(&holder, began.elapsed(), taking)?;
+            let since =
+                waiting.filter(|(before, _)| *before == holder).map_or_else(Instant::now, |(_, since)| since);
+            self.wait_for(&holder, since.elapsed(), taking)?;
+            waiting = Some((holder, since));
             std::thread::sleep(LOOK_AGAIN);
         }
     }
 
-    /// An open transaction holds decided lines back. Ends it if its owner is dead, or if shards are to be taken that it may hold.
+    /// An open transaction holds decided lines back. Ends it if its owner is dead, or if shards are to be taken that it may hold:
+    ///
+    /// | the transaction | is ended |
+    /// | --- | --- |
+    /// | of a session at work in this process, or of one that cannot be told | never |
+    /// | of an earlier run of this instance | at once |
+    /// | in the way of shards that are taken, or of a partition that the group gave us | after 2 s |
+    /// | of callers' shards, whose owner shows that it lives every 2 s | after 6 s |
+    /// | of others | never: whoever takes their shards will |
     fn wait_for(&self, holder: &Holder, waited: Duration, taking: &[ShardId]) -> Result<(), SinkError> {
         let Place { config, route, owner, id, .. } = &self.place;
         if holder.writer.is_empty() || holder.writer == *id || holder.live {
@@ -224,7 +237,9 @@ impl Desk {
         }
         // Of an earlier run of this very instance.
         let ours = holder.writer.starts_with(&format!("oncegate/{route}/{owner}/"));
-        if ours || (!taking.is_empty() && waited >= GRACE) {
+        let given = || !taking.is_empty() || self.group_of(&holder.shard).is_some();
+        let silent = || holder.shard.starts_with("http/") && waited >= SILENCE;
+        if ours || (waited >= GRACE && given()) || silent() {
             tracing::warn!(
                 route = &**route,
                 shard = &*holder.shard,

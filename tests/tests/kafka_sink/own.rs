@@ -233,13 +233,26 @@ async fn p14_a_look_that_is_held_up_names_the_transactional_id() {
     let place = place().await;
     let short = KafkaSinkConfig { transaction_timeout: Duration::from_secs(1), ..config(&place) };
     drop(Desk::new(config(&place), "first", "http/0").await);
-    let sleeper = Sleeper::begin(&place, "oncegate/route/other/1", "http/3", 0);
+    let sleeper = Sleeper::begin(&place, "oncegate/route/other/1", "kafka/c/t/3", 0);
     let mut looker = KafkaSink::new(short).expect("good").session("route", "looker");
     let held = looker.shards("").await;
     let Err(SinkError::NotApplied { reason, retry: true }) = &held else { panic!("held up, but: {held:?}") };
     assert!(reason.contains("\"oncegate/route/other/1\"") && reason.contains("partition 0"), "{reason}");
     sleeper.0.commit_transaction(Duration::from_secs(10)).expect("nobody ended it");
     looker.shards("").await.expect("nothing holds it up");
+}
+
+/// P14: a look that comes before a take-over is not held up for long by an owner of callers' shards that shows no life.
+#[tokio::test]
+async fn p14_a_look_ends_a_callers_owner_that_is_silent_in_its_transaction() {
+    let place = place().await;
+    drop(Desk::new(config(&place), "first", "http/0").await);
+    let sleeper = Sleeper::begin(&place, "oncegate/route/other/1", "http/3", 0);
+    let mut looker = KafkaSink::new(config(&place)).expect("good").session("route", "looker");
+    let began = Instant::now();
+    looker.shards("").await.expect("not held up for ever");
+    assert!((5..20).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    sleeper.0.commit_transaction(Duration::from_secs(10)).expect_err("it was ended");
 }
 
 /// Keys, headers, partitions, timestamps and values are as they came; tombstones too.
