@@ -66,6 +66,8 @@ pub(crate) struct Held {
     pub(crate) sealing: bool,
     /// Sealing found no room on the file system.
     pub(crate) seal_full: bool,
+    /// Files were removed since the sealer last looked.
+    pub(crate) room_made: bool,
     /// The file system has no room, says this error.
     pub(crate) disk_full: Option<String>,
     /// First error that stopped the store.
@@ -145,6 +147,7 @@ impl Held {
             group_keys: 0,
             sealing: false,
             seal_full: false,
+            room_made: false,
             disk_full: None,
             stopped: None,
             closing: false,
@@ -198,13 +201,15 @@ impl Held {
         Ticket(self.pending.number - u64::from(self.since.is_none()))
     }
 
-    /// Whether the open slot is to be closed with what is pending.
+    /// Whether the open slot is to be closed with what is pending: also if all its blocks hold known keys, or its tail would grow
+    /// and grow.
     fn slot_is_due(&mut self) -> bool {
-        let full = self.slot_bytes.0 + self.pending.bytes >= self.slot_bytes.1;
+        let bytes = self.slot_bytes.0 + self.pending.bytes;
+        let full = bytes > 0 && bytes >= self.slot_bytes.1;
         let group_keys = self.group_keys.max(self.pending.keys);
         let watermark_ms = self.state.watermark_ms();
         let slots = self.state.all_slots_mut();
-        slots.is_due(watermark_ms, group_keys) || full && slots.open.keys() > 0
+        slots.is_due(watermark_ms, group_keys) || full
     }
 
     /// Takes what is pending out, and starts the next group; with it the next slot, if this one is due. Then
@@ -229,12 +234,17 @@ impl Held {
         let watermark_ms = self.state.watermark_ms();
         let slots = self.state.all_slots_mut();
         let generation = slots.open.generation + 1;
-        let old = slots.close(group.number, generation, watermark_ms);
+        let old = if slots.open.keys() > 0 {
+            Some(slots.close(group.number, generation, watermark_ms))
+        } else {
+            slots.open.generation = generation;
+            None
+        };
         self.pending.generation = generation;
         self.pending.begins = true;
         self.since = Some(Instant::now());
         self.slot_bytes.0 = 0;
-        (group, Some(old))
+        (group, old)
     }
 
     /// Everything but identity and intents is gone, durably.
@@ -244,8 +254,10 @@ impl Held {
         let generation = if self.open_tail > 0 { self.open_tail } else { next };
         self.state.discard(generation);
         (self.in_hand, self.disk_full) = (None, None);
+        // What was pending is gone, too, and closes no slot.
+        (self.pending.bytes, self.slot_bytes.0) = (0, 0);
         self.durable = self.take().0.number;
-        (self.pending.generation, self.slot_bytes.0) = (generation, 0);
+        self.pending.generation = generation;
         (self.pending.watermark_ms, self.pending.retire_ms, self.retire_ms) = (None, i64::MIN, i64::MIN);
     }
 
@@ -357,7 +369,8 @@ fn await_work(shared: &Shared) -> bool {
 fn next_group(shared: &Shared) -> (Option<Arc<Group>>, Option<Arc<Closed>>) {
     let mut held = shared.held.lock();
     let mut dropped = None;
-    if held.in_hand.is_none() && held.since.is_some() && held.slot_is_due() {
+    let keys = held.state.all_slots().open.keys();
+    if held.in_hand.is_none() && held.since.is_some() && keys > 0 && held.slot_is_due() {
         let watermark_ms = held.state.watermark_ms();
         if let Some(keys) = held.state.all_slots().wants_spare(watermark_ms) {
             let spare = MutexGuard::unlocked(&mut held, || Table::new(0, keys));

@@ -5,7 +5,10 @@
 //! gives way to the filter, and the tail is unlinked. A crash before the manifest leaves a file that the next
 //! open removes; one after it leaves a tail that it removes.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tracing::{info, warn};
 
@@ -21,10 +24,15 @@ use crate::{
     table::Table,
 };
 
+/// A run that did not fit is written again after [`RETRY`], then ever more rarely, for each attempt writes all of it; at least this
+/// often.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
 /// The sealer's loop; ends when the store closes or stops.
 pub(crate) fn run(shared: &Shared, disk: &dyn Disk) {
     let _stop = StopOnPanic(shared, "sealer");
-    while let Some((work, hasher)) = await_work(shared) {
+    let mut pause = RETRY;
+    while let Some((work, hasher)) = await_work(shared, pause) {
         let done = match work {
             Work::Seal(table) => seal(shared, disk, &hasher, &table),
             Work::Filter(run) => build_filter(shared, disk, &hasher, run),
@@ -37,10 +45,12 @@ pub(crate) fn run(shared: &Shared, disk: &dyn Disk) {
         let mut held = shared.held.lock();
         held.sealing = false;
         match done {
-            Ok(()) => held.seal_full = false,
+            Ok(()) => (held.seal_full, pause) = (false, RETRY),
             Err(Fail::Full(text)) => {
                 if !held.seal_full {
                     warn!(text, "the disk is full: a slot stays in memory until there is room to seal it");
+                } else {
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
                 held.seal_full = true;
             }
@@ -51,12 +61,19 @@ pub(crate) fn run(shared: &Shared, disk: &dyn Disk) {
     }
 }
 
-/// Waits until there is something to do; none at the end.
-fn await_work(shared: &Shared) -> Option<(Work, Hasher)> {
+/// Waits until there is something to do, after an attempt that found no room so long, or until room is made; none at the
+/// end.
+fn await_work(shared: &Shared, pause: Duration) -> Option<(Work, Hasher)> {
     let mut held = shared.held.lock();
-    if held.seal_full && !held.closing {
-        shared.seal.wait_for(&mut held, RETRY);
+    let due = Instant::now() + pause;
+    while held.seal_full
+        && !held.room_made
+        && !(held.closing || held.stopped.is_some())
+        && Instant::now() < due
+    {
+        shared.seal.wait_until(&mut held, due);
     }
+    held.room_made = false;
     loop {
         if held.closing || held.stopped.is_some() {
             return None;

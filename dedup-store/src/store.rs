@@ -409,7 +409,11 @@ impl Store {
     /// Removes files that count no more. What is left of them is removed at the next open.
     fn remove(&self, names: &[String]) -> Result<(), StoreError> {
         let Some(disk) = &self.disk else { return Ok(()) };
-        files::remove(&**disk, names).map_err(|fail| self.shared.failed(&mut self.shared.held.lock(), fail))
+        let removed = files::remove(&**disk, names);
+        let mut held = self.shared.held.lock();
+        held.room_made |= !names.is_empty();
+        self.shared.seal.notify_one();
+        removed.map_err(|fail| self.shared.failed(&mut held, fail))
     }
 
     /// Retires slots below the floor of the last durable checkpoint, unlinks tails that hold nothing else, and says the floors.

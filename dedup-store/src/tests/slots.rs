@@ -358,3 +358,31 @@ fn p16_a_budget_that_will_not_hold_the_window_is_said_ahead() {
     assert!(stats.to_string().contains("plan            at "), "{stats}");
     assert_eq!(plan.fits(), plan.memory_bytes <= 1 << 20, "{plan}");
 }
+
+/// Blocks of keys that are all known made the open slot no larger, so that it was never closed, and its tail grew and grew.
+#[test]
+fn p16_blocks_of_known_keys_close_a_slot_by_their_bytes() {
+    let disk = FaultyDisk::default();
+    let store = Store::open_on(Arc::new(disk.clone()), options(), limits(5_000)).unwrap();
+    store.bind(&identity()).unwrap();
+    for sequence in 1..=100 {
+        settle(&store, "a", sequence, 0..50, 1_000);
+    }
+    let check = |store: &Store| {
+        let stats = store.stats(0);
+        assert_eq!((stats.keys, stats.slots.len()), (50, 1), "{stats}");
+        assert!(stats.files.len() > 20, "{stats}");
+        assert!(knows(store, &fact(49, 1_000, Settled::Written)));
+    };
+    check(&store);
+    drop(store);
+    let store = Store::open_on(Arc::new(disk), options(), limits(5_000)).unwrap();
+    check(&store);
+    // They go as ever.
+    settle(&store, "a", 101, [500], 40_000);
+    settle(&store, "a", 102, [], 40_000);
+    store.expire(0).unwrap();
+    store.expire(0).unwrap();
+    let stats = store.stats(0);
+    assert!(stats.files.len() <= 2 && stats.keys == 1, "{stats}");
+}

@@ -214,3 +214,40 @@ fn p7_a_key_whose_slot_is_closed_while_others_are_asked_is_found() {
     let closed = store.stats(0).slots.iter().filter(|slot| slot.kind == SlotKind::Closed).count();
     assert_eq!(closed, 1, "the slot was not closed");
 }
+
+/// A run that did not fit was written again, all of it, at every commit. It is tried ever more rarely; but at once when expiry has
+/// made room.
+#[test]
+fn p16_a_run_that_does_not_fit_is_tried_ever_more_rarely_and_at_once_when_there_is_room() {
+    let disk = FaultyDisk::default();
+    let store = open(&disk);
+    settle(&store, "a", 1, 0..100, 1_000);
+    settle(&store, "a", 2, [], 1_000);
+    store.wait_sealed();
+    disk.stall(Some("run-2"));
+    settle(&store, "a", 3, 200..300, 2_000);
+    settle(&store, "a", 4, [], 2_000);
+    wait_until("the sealer", || disk.waiting());
+    // Enough for the tail, not for the run's hundred blocks.
+    disk.set_room(Some(disk.used() + 200_000));
+    disk.stall(None);
+    let start = Instant::now();
+    let mut sequence = 5;
+    while start.elapsed() < Duration::from_millis(3_300) {
+        // Each of these wakes the sealer.
+        settle(&store, "a", sequence, [], 2_000);
+        sequence += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // At 0, 0.2, 0.6, 1.4 and 3 s; the next is at 6.2 s.
+    let attempts = disk.refused();
+    assert!((2..=6).contains(&attempts), "{attempts} attempts, {sequence} commits");
+    settle(&store, "a", sequence, [], 13_500);
+    disk.set_room(None);
+    let start = Instant::now();
+    assert_eq!(store.expire(0).unwrap().retire_ms, 1_500);
+    wait_until("the run", || runs(&disk).contains(&"run-2.filter".to_owned()));
+    assert!(start.elapsed() < Duration::from_millis(1_500), "{:?}", start.elapsed());
+    store.wait_sealed();
+    assert!((200..300).all(|number| store.peek(&key(number)).unwrap().is_some()));
+}
