@@ -11,6 +11,9 @@ pub mod kafka;
 pub mod kafka_sink;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "registry")]
+pub mod registry;
+pub mod schema;
 pub mod sink;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

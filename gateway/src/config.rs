@@ -21,6 +21,7 @@ use toml::de::{DeTable, DeValue};
 
 pub use self::{
     error::{ConfigError, Secret},
+    format::RegistryAt,
     relay::{Isolation, RelayConfig, StartAt},
     route::{DeadLettersTo, HashSecret, Lanes, RouteConfig},
     server::{Bodies, LogConfig, ServerConfig, StoreConfig},

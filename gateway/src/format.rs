@@ -1,15 +1,21 @@
-//! What a topic holds, and how it is read: encodings (JSON, raw bytes) and Debezium's change events. Pure.
+//! What a topic holds, and how it is read: encodings (JSON, raw bytes, Avro) and Debezium's change events. Pure, but for the task that
+//! fetches schemas.
 //!
 //! Every format ends as one JSON object, the row, from which naming takes keys, columns and times as it does from plain JSON.
 //! What JSON cannot say exactly comes as a string that the sinks read exactly: decimals, bytes (base64), dates and times.
 
+pub(crate) mod avro;
 pub(crate) mod connect;
 pub(crate) mod debezium;
+#[cfg(feature = "kafka")]
+pub mod fetch;
 pub(crate) mod position;
+pub(crate) mod schemas;
 pub(crate) mod semantic;
 
 pub use self::{
     debezium::{Debezium, Deletes, Member, Snapshots, Tables, Tombstones, Unavailable, Version},
+    schemas::Schemas,
     semantic::{Semantic, Unit},
 };
 
@@ -20,9 +26,16 @@ pub struct Format {
     pub encoding: Encoding,
     /// What the values mean.
     pub content: Content,
+    /// How record keys become values, where they are looked into.
+    pub record_key: RecordKey,
 }
 
 impl Format {
+    /// It reads nothing without a schema registry.
+    pub fn needs_registry(&self) -> bool {
+        self.encoding.is_registered()
+    }
+
     /// The payload is never looked into.
     pub fn is_raw(&self) -> bool {
         self.encoding == Encoding::Raw
@@ -45,6 +58,25 @@ pub enum Encoding {
     Json,
     /// Bytes that mean nothing here.
     Raw,
+    /// Avro by a registered schema, in Confluent's wire format.
+    Avro,
+}
+
+impl Encoding {
+    /// Its schemas are kept in a registry.
+    pub fn is_registered(self) -> bool {
+        self == Encoding::Avro
+    }
+}
+
+/// How record keys become values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RecordKey {
+    /// They are JSON, or mean nothing but themselves.
+    #[default]
+    Json,
+    /// They are in the payload's encoding, in the wire format.
+    Registered,
 }
 
 /// What the values mean.

@@ -106,6 +106,13 @@ impl Gate {
     pub async fn submit(&self, record: Record<'_>) -> Result<Outcome, Problem> {
         let mut chunk = Chunk::default();
         let arrival_us = self.arrival_us();
+        let until = tokio::time::Instant::now() + self.0.answer_timeout;
+        while let Some(reason) = self.0.namer.unreadable_yet(&record) {
+            if tokio::time::Instant::now() >= until {
+                return Err(Problem::Unavailable(reason));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         self.0.namer.name(&Record { arrival_us, ..record }, &mut chunk);
         let answers = match self.peek(&chunk) {
             Some(answers) => answers,
@@ -156,6 +163,12 @@ impl Gate {
     #[cfg(feature = "kafka")]
     pub(crate) fn names_by_headers(&self) -> bool {
         self.0.namer.reads_headers()
+    }
+
+    /// Why a record cannot be read yet, see [`Namer::unreadable_yet`].
+    #[cfg(feature = "kafka")]
+    pub(crate) fn unreadable_yet(&self, record: &Record<'_>) -> Option<String> {
+        self.0.namer.unreadable_yet(record)
     }
 
     /// The relay's lanes.

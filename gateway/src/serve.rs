@@ -107,6 +107,10 @@ impl RelayGate for Gate {
         self.names_by_headers()
     }
 
+    fn unreadable_yet(&self, record: &Record<'_>) -> Option<String> {
+        Gate::unreadable_yet(self, record)
+    }
+
     fn arrival_us(&self) -> i64 {
         Submit::arrival_us(self)
     }
@@ -269,6 +273,12 @@ async fn start(
         });
     if let Some(secret) = &route.hash_secret {
         builder = builder.hash_secret(secret.0);
+    }
+    #[cfg(feature = "kafka")]
+    if let Some(registry) = &route.registry {
+        let encoding = route.naming.format.encoding;
+        let schemas = crate::format::fetch::schemas(encoding, registry.client(), &route.name);
+        builder = builder.schemas(schemas.map_err(|fault| vec![named(&fault)])?);
     }
     if let Some(letters) = letters_of(&route).map_err(|fault| vec![named(&fault)])? {
         builder = builder.dead_letters(letters);

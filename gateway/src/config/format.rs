@@ -1,50 +1,111 @@
 //! `[routes.NAME.format]`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::read::{Item, Section};
-use crate::format::{
-    Content, Debezium, Deletes, Encoding, Format, Semantic, Snapshots, Tables, Tombstones, Unavailable,
-    Version, semantic::Parameters,
+use super::{
+    error::Secret,
+    read::{Item, Section, ms, secs},
 };
+use crate::format::{
+    Content, Debezium, Deletes, Encoding, Format, RecordKey, Semantic, Snapshots, Tables, Tombstones,
+    Unavailable, Version, semantic::Parameters,
+};
+
+/// Where a route's schemas are.
+#[derive(Clone, Debug)]
+pub struct RegistryAt {
+    /// Tried in turn; they may hold a password.
+    pub urls: Vec<Secret>,
+    /// User and password of basic authentication.
+    pub user: Option<(String, Secret)>,
+    /// Bound on one request.
+    pub timeout: Duration,
+}
+
+#[cfg(feature = "kafka")]
+impl RegistryAt {
+    /// For the client.
+    pub fn client(&self) -> adapters::registry::RegistryConfig {
+        let user = self.user.as_ref().map(|(user, password)| (user.clone(), password.expose().to_owned()));
+        let urls = self.urls.iter().map(|url| url.expose().to_owned()).collect();
+        adapters::registry::RegistryConfig { urls, user, timeout: self.timeout }
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Json,
-    Raw,
+    Row(Encoding),
     Debezium,
     Flat,
 }
 
-pub(super) fn format(section: &Section<'_, '_>, has_relay: bool) -> Format {
-    let Some(section) = section.section("format") else { return Format::default() };
-    let kind = section.required("type", "\"debezium\"").and_then(|item| {
-        let kinds = [
-            ("json", Kind::Json),
-            ("raw", Kind::Raw),
-            ("debezium", Kind::Debezium),
-            ("debezium-flat", Kind::Flat),
-        ];
-        let kind = item.choice(&kinds)?;
-        if kind == Kind::Raw && !has_relay {
-            item.fault(
-                "comes from Kafka, but the route has no relay",
-                "add [routes.NAME.kafka], or use \"json\", which the HTTP door takes",
-            );
-        }
-        Some(kind)
-    });
-    let format = match kind {
-        None => Format::default(),
-        Some(Kind::Json) => Format::default(),
-        Some(Kind::Raw) => Format { encoding: Encoding::Raw, content: Content::Row },
+pub(super) fn format(section: &Section<'_, '_>, has_relay: bool) -> (Format, Option<RegistryAt>) {
+    let Some(section) = section.section("format") else { return (Format::default(), None) };
+    let type_item = section.required("type", "\"debezium\"");
+    let kinds = [
+        ("json", Kind::Row(Encoding::Json)),
+        ("raw", Kind::Row(Encoding::Raw)),
+        ("avro", Kind::Row(Encoding::Avro)),
+        ("debezium", Kind::Debezium),
+        ("debezium-flat", Kind::Flat),
+    ];
+    let kind = type_item.as_ref().and_then(|item| item.choice(&kinds));
+    let mut encoding_item = type_item.clone();
+    let (encoding, content) = match kind {
+        None => (Encoding::Json, Content::Row),
+        Some(Kind::Row(encoding)) => (encoding, Content::Row),
         Some(kind) => {
             let content = Content::Debezium(debezium(&section, kind == Kind::Flat));
-            Format { encoding: Encoding::Json, content }
+            let item = section.item("encoding");
+            let encodings = [("json", Encoding::Json), ("avro", Encoding::Avro)];
+            let encoding = item.as_ref().and_then(|item| item.choice(&encodings)).unwrap_or_default();
+            encoding_item = item;
+            (encoding, content)
         }
     };
+    if let (Some(item), false) = (&encoding_item, has_relay || encoding == Encoding::Json) {
+        item.fault(
+            "comes from Kafka, but the route has no relay",
+            "add [routes.NAME.kafka], or use JSON, which the HTTP door takes",
+        );
+    }
+    let mut format = Format { encoding, content, record_key: RecordKey::Json };
+    let mut registry = None;
+    if encoding.is_registered() {
+        registry = section
+            .required("registry", "{ url = \"http://127.0.0.1:8081\" }")
+            .and_then(|item| registry_at(&item));
+        let default = if format.debezium().is_some() { RecordKey::Registered } else { RecordKey::Json };
+        let choices = [("registry", RecordKey::Registered), ("json", RecordKey::Json)];
+        format.record_key = section.choice("record_key", &choices, default);
+    }
     section.close();
-    format
+    (format, registry)
+}
+
+fn registry_at(item: &Item<'_, '_>) -> Option<RegistryAt> {
+    let section = item.section()?;
+    let mut urls = Vec::new();
+    for item in section.required("url", "\"http://127.0.0.1:8081\"")?.secret().list() {
+        let url = item.text()?;
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            item.fault("is no URL of a schema registry", "write http://host:port or https://host/path");
+        }
+        urls.push(Secret::new(url));
+    }
+    let user_item = section.item("user");
+    let password_item = section.item("password").map(Item::secret);
+    let user = user_item.as_ref().and_then(Item::text);
+    let password = password_item.as_ref().and_then(Item::text);
+    if let (Some(item), None) = (&user_item, &password_item) {
+        item.fault("has no password beside it", "add password, such as password = \"${REGISTRY_PASSWORD}\"");
+    }
+    if let (None, Some(item)) = (&user_item, &password_item) {
+        item.fault("has no user beside it", "add user");
+    }
+    let timeout = section.duration("timeout", ms(100)..=secs(300), secs(5));
+    section.close();
+    Some(RegistryAt { urls, user: user.zip(password.map(Secret::new)), timeout })
 }
 
 fn debezium(section: &Section<'_, '_>, flat: bool) -> Debezium {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use toml::de::DeValue;
 
 use super::{
-    format, json_text,
+    format::{self, RegistryAt},
+    json_text,
     read::{Item, Section},
 };
 use crate::{
@@ -20,8 +21,8 @@ pub(super) fn naming(
     section: &Section<'_, '_>,
     has_relay: bool,
     row_key: Vec<String>,
-) -> Option<NamingRules> {
-    let format = format::format(section, has_relay);
+) -> Option<(NamingRules, Option<RegistryAt>)> {
+    let (format, registry) = format::format(section, has_relay);
     let cdc = format.debezium().is_some();
     let key = key(section, has_relay, cdc);
     let event_time = event_time(section, has_relay, cdc);
@@ -50,7 +51,7 @@ pub(super) fn naming(
     }
     let delete_when = section.item("delete_when").and_then(|item| delete_when(&item));
     let max_depth = section.count("max_depth", 1..=128, 128) as usize;
-    Some(NamingRules {
+    let rules = NamingRules {
         format,
         event_time: event_time?,
         digest,
@@ -60,7 +61,8 @@ pub(super) fn naming(
         row_key,
         max_depth,
         ..NamingRules::new(key?)
-    })
+    };
+    Some((rules, registry))
 }
 
 const PART_FORMS: &str = "\"/pointer\", { header = \"NAME\" }, { kafka = \"key\" }, { kafka = \"position\" }, \

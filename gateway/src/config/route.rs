@@ -6,6 +6,7 @@ use adapters::sink::Mode;
 use dedup_store::StoreOptions;
 
 use super::{
+    format::RegistryAt,
     naming,
     read::{Item, Section, days, ms, nearest, secs},
     relay::{self, RelayConfig},
@@ -45,6 +46,8 @@ pub struct RouteConfig {
     pub hash_secret: Option<HashSecret>,
     /// `gap = "skip"`: a relay reads on behind records that are gone, and counts them.
     pub skip_gaps: bool,
+    /// Where the schemas of the records are, if they are registered.
+    pub registry: Option<RegistryAt>,
     /// There if the route is a relay as well as an HTTP door.
     pub relay: Option<RelayConfig>,
 }
@@ -133,7 +136,8 @@ pub(super) fn route(
     let has_relay = relay_section.is_some();
     let relay = relay_section.and_then(relay::relay);
     let row_key = view.map(|view| view.row_key.clone()).unwrap_or_default();
-    let naming = naming::naming(&section, has_relay, row_key);
+    let (naming, registry) = naming::naming(&section, has_relay, row_key)
+        .map_or((None, None), |(naming, registry)| (Some(naming), registry));
 
     let rules = rules(&section, naming.as_ref().map(|naming| &naming.event_time), view);
     let (dead_letters, policy) = dead_letters(&section, has_relay);
@@ -164,6 +168,7 @@ pub(super) fn route(
         hash_secret,
         skip_gaps,
         relay,
+        registry,
     })
 }
 

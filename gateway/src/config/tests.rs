@@ -231,6 +231,23 @@ fn rules_that_span_keys_are_checked() {
         ("format = { type = \"json\", tables = \"any\" }", false, "unknown key \"tables\""),
         ("format = { type = \"raw\" }", false, "the route has no relay"),
         ("format = { type = \"avr\" }", false, "routes.r.format.type: is none of the choices"),
+        ("format = { type = \"avro\", registry = { url = \"http://a\" } }", false, "the route has no relay"),
+        ("format = { type = \"avro\" }", true, "`registry` is missing"),
+        (
+            "format = { type = \"avro\", registry = { url = \"a:8081\" } }",
+            true,
+            "is no URL of a schema registry (value: ***)",
+        ),
+        (
+            "format = { type = \"avro\", registry = { url = \"http://a\", user = \"me\" } }",
+            true,
+            "has no password beside it",
+        ),
+        (
+            "format = { type = \"json\", registry = { url = \"http://a\" } }",
+            false,
+            "unknown key \"registry\"",
+        ),
         ("format = { }", false, "`type` is missing"),
         (
             "format = { type = \"debezium\", types = { a = \"io.debezium.Nothing\" } }",

@@ -244,12 +244,8 @@ pub(crate) struct Key {
 
 impl Debezium {
     /// The record key's value: out of its envelope, with its declared types read. None where it is not JSON.
-    pub(crate) fn key(&self, key: &[u8], shapes: &mut Shapes) -> Result<Option<Key>, String> {
-        let Ok(text) = std::str::from_utf8(key) else { return Ok(None) };
-        if !matches!(key.first(), Some(b'{' | b'"')) {
-            return Ok(None);
-        }
-        if json::whole(text).is_err() {
+    pub(crate) fn key(&self, text: &str, shapes: &mut Shapes) -> Result<Option<Key>, String> {
+        if !text.starts_with(['{', '"']) || json::whole(text).is_err() {
             return Ok(None);
         }
         let (schema, value) = connect::unwrap(text).map_err(|fault| format!("the record key: {fault}"))?;

@@ -20,6 +20,7 @@ use super::{Gate, Inner, blocking};
 use crate::{
     clock::{ArrivalClock, AtStart, Clocks, wall_ms},
     door::HttpLimits,
+    format::Schemas,
     key::KeySpec,
     lane::{LaneHandle, Rules, own::STALE_OWNER_MS, run::Lane, shard::OwnedShard},
     metrics::{Metrics, RouteMetrics},
@@ -74,6 +75,7 @@ pub struct GateBuilder {
     secret: Option<[u8; 192]>,
     untrusted_keys: bool,
     letters: Option<LettersOf>,
+    schemas: Option<Arc<Schemas>>,
     metrics: Option<Arc<RouteMetrics>>,
     on_wait: Option<Box<dyn Fn(String) + Send + Sync>>,
 }
@@ -153,6 +155,12 @@ impl GateBuilder {
         self
     }
 
+    /// The schemas of a format that has registered ones.
+    pub fn schemas(mut self, schemas: Arc<Schemas>) -> Self {
+        self.schemas = Some(schemas);
+        self
+    }
+
     /// Where outcomes are counted (default: a registry of its own).
     pub fn metrics(mut self, metrics: Arc<RouteMetrics>) -> Self {
         self.metrics = Some(metrics);
@@ -180,7 +188,11 @@ impl GateBuilder {
         naming.row_key = sink.row_key().to_vec();
         naming.version = sink.version().map(str::to_owned);
         let arrival = naming.event_time == EventTime::Arrival;
+        if naming.format.needs_registry() && self.schemas.is_none() {
+            return Err(missing("a schema registry"));
+        }
         let namer = Namer::new(naming, encoder, hasher.clone()).map_err(BuildError)?;
+        let namer = namer.with_schemas(self.schemas.clone());
         let mut rules = self.rules.clone().unwrap_or_default();
         rules.mode = sink.mode();
         rules.key_within_row_key = !sink.row_key().is_empty() && namer.key_within_row_key(sink.row_key());
@@ -417,6 +429,7 @@ impl Gate {
             secret: None,
             untrusted_keys: false,
             letters: None,
+            schemas: None,
             metrics: None,
             on_wait: None,
         }

@@ -18,7 +18,7 @@ use super::{
     time::EventTime,
 };
 use crate::{
-    format::{Debezium, Member},
+    format::{Debezium, Member, Schemas},
     key::{KeyBuffer, Part, Pointer},
 };
 
@@ -37,6 +37,8 @@ pub struct Namer {
     pub(super) delete_when: Option<(Place, Vec<u8>)>,
     /// Texts that stand for a value which the source did not send; empty but for change events.
     pub(super) placeholders: Vec<String>,
+    /// For formats whose schemas are registered.
+    pub(super) schemas: Option<Arc<Schemas>>,
     /// A column takes the payload whole, so that nothing of it is unknown.
     pub(super) whole: bool,
     /// Tells a thread's buffers whose order of members they hold.
@@ -132,9 +134,16 @@ impl Namer {
             digest,
             delete_when,
             placeholders,
+            schemas: None,
             whole,
             id,
         })
+    }
+
+    /// Reads records by the schemas of this cache.
+    pub fn with_schemas(mut self, schemas: Option<Arc<Schemas>>) -> Self {
+        self.schemas = schemas;
+        self
     }
 
     /// Whether a part of the key or a column comes from a header, or rows carry the headers.

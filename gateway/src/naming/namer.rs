@@ -99,7 +99,7 @@ impl Namer {
         let mut row_text = std::mem::take(&mut scratch.text);
         row_text.clear();
         let opened = self.open(record, &mut scratch.shapes, &mut row_text).unwrap_or_else(|fault| {
-            problem = Some(Problem::BadRecord(fault));
+            problem = Some(fault);
             Opened::unreadable()
         });
         let json = match opened.payload {

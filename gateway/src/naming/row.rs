@@ -110,7 +110,7 @@ impl Namer {
 fn from_kafka_key<'r>(sight: Sight<'r>, cell: &Cell, place: &Place) -> Result<Value<'r>, String> {
     let Some(key) = sight.record.kafka.and_then(|kafka| kafka.key) else { return Ok(Value::Missing) };
     let quoted = match (sight.key, key.first()) {
-        (Some(text), _) if text.starts_with(['{', '"']) => Some(text),
+        (Some(text), _) => Some(text),
         (None, Some(b'{' | b'"')) => serde_json::from_slice::<&RawValue>(key).ok().map(RawValue::get),
         _ => None,
     };

@@ -57,6 +57,10 @@ pub trait RelayGate: Send + Sync + 'static {
     fn reads_headers(&self) -> bool {
         true
     }
+    /// Why the record cannot be named yet: what its format needs is being fetched. It is then read again a little later, in order.
+    fn unreadable_yet(&self, _record: &Record<'_>) -> Option<String> {
+        None
+    }
     /// The arrival clock: the wall clock, raised to the floor (P11); microseconds since the epoch.
     fn arrival_us(&self) -> i64;
     /// The lanes, always the same ones; a partition keeps its lane.

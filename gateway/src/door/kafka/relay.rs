@@ -31,6 +31,8 @@ use crate::{
 const NAP: Duration = Duration::from_millis(250);
 /// Before something that did not work is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
+/// Before a record whose schema was not here is read again.
+const SCHEMA_WAIT: Duration = Duration::from_millis(100);
 /// How often the status is brought up to date.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// How often it is looked at which partitions have more.
@@ -389,6 +391,14 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                     tenant: "",
                     index: None,
                 };
+                if let Some(reason) = self.gate.unreadable_yet(&record) {
+                    // Nothing is refused for it: the partition waits, and reads on from here.
+                    let at = Instant::now() + SCHEMA_WAIT;
+                    slot.next = offset;
+                    self.records -= 1;
+                    slot.state = State::Placing { position: Some(offset), at, reason: Some(reason) };
+                    break;
+                }
                 let before = chunk.records.len();
                 self.gate.name(&record, chunk);
                 assert_eq!(chunk.records.len(), before + 1, "one record has one name");

@@ -11,7 +11,11 @@ const TOPIC: &str = "dbserver1.inventory.customers";
 /// Rules of a route that takes `debezium`, with row key `id` and version column `version`.
 fn cdc(debezium: Debezium) -> NamingRules {
     NamingRules {
-        format: Format { encoding: Encoding::Json, content: Content::Debezium(debezium) },
+        format: Format {
+            encoding: Encoding::Json,
+            content: Content::Debezium(debezium),
+            ..Format::default()
+        },
         row_key: vec!["id".into()],
         version: Some("version".into()),
         ..NamingRules::new(KeySpec::new(vec![Part::Debezium(Member::Position)]).unwrap())
@@ -423,7 +427,7 @@ fn columns_that_cannot_hold_a_version_are_refused_at_the_start() {
 
 #[test]
 fn raw_payloads_are_never_looked_into() {
-    let format = Format { encoding: Encoding::Raw, content: Content::Row };
+    let format = Format { encoding: Encoding::Raw, ..Format::default() };
     let whole = |name: &str| (name.to_owned(), ColumnSource::Pointer(Pointer::parse("").unwrap()));
     let rules = NamingRules {
         format: format.clone(),
