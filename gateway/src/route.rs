@@ -98,7 +98,6 @@ impl Route {
         hasher: Hasher,
         rules: Rules,
         metrics: Arc<RouteMetrics>,
-        clock: ArrivalClock,
         arrival: bool,
         marks: bool,
     ) -> Self {
@@ -108,7 +107,7 @@ impl Route {
             hasher,
             rules,
             metrics,
-            clock,
+            clock: ArrivalClock::new(),
             changed: Notify::new(),
             history: RwLock::new(0),
             rebuild: tokio::sync::Mutex::new(()),

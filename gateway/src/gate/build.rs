@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 
 use super::{Gate, Inner, blocking};
 use crate::{
-    clock::{ArrivalClock, AtStart, Clocks, wall_ms},
+    clock::{AtStart, Clocks, wall_ms},
     door::HttpLimits,
     format::Schemas,
     key::KeySpec,
@@ -203,7 +203,6 @@ impl GateBuilder {
             hasher,
             rules,
             metrics,
-            ArrivalClock::new(),
             arrival,
             sink.guarantee() == Guarantee::Transactional,
         ));
