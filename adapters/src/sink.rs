@@ -437,6 +437,18 @@ pub trait Session: Send {
         &mut self,
         counts: &[(ShardId, i64, i64)],
     ) -> Result<Vec<Option<i64>>, SinkError>;
+    /// Keeps with each shard which source it is (a topic's id): shard, epoch, source. Where none is kept, the given one is; where
+    /// another is kept, it stays, or with `renew` the given one takes its place and the position is forgotten. Answers, in this order,
+    /// with what was kept before. A shard that is not under its epoch any more is left as it is, and has no answer. A sink that cannot
+    /// keep it never has one: there a source that was made again is not told from the one before.
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        let _ = renew;
+        Ok(vec![None; sources.len()])
+    }
     /// The sink's clock, ms since the epoch.
     async fn now_ms(&mut self) -> Result<i64, SinkError>;
     /// False once the connection has ended: verdicts wait until the next `acquire` (P6).

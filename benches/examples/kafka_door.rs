@@ -69,8 +69,12 @@ async fn lane(mut inbox: mpsc::Receiver<ToLane>, count: Arc<Count>, started: Ins
     while let Some(message) = inbox.recv().await {
         match message {
             ToLane::Assign { shards, reply } => {
-                let assigned =
-                    shards.into_iter().map(|(slot, _)| AssignedShard { slot, generation: 1, position: None });
+                let assigned = shards.into_iter().map(|wanted| AssignedShard {
+                    slot: wanted.slot,
+                    generation: 1,
+                    position: None,
+                    source: None,
+                });
                 reply.send(Ok(assigned.collect())).ok();
             }
             ToLane::Relay { chunk, .. } => {

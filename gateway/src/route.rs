@@ -386,7 +386,7 @@ mod tests {
         }
         let rules = Rules { mode: Mode::Insert, ..Rules::default() };
         let metrics = Metrics::new().route("r");
-        Route::new("r".into(), Arc::new(store), hasher, rules, metrics, ArrivalClock::new(), false, true)
+        Route::new("r".into(), Arc::new(store), hasher, rules, metrics, false, true)
     }
 
     /// One worker, and a store that waits until another task has run.

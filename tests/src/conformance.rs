@@ -64,6 +64,7 @@ macro_rules! conformance_cases {
             marks::marks_come_in_order_and_in_pages,
             marks::p11_expiry_raises_the_floor_in_its_own_transaction,
             marks::p11_expiry_is_fenced,
+            ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds,
             ownership::p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds,
             marks::p11_forgetting_all_takes_marks_and_floors_and_leaves_positions,
             model::insert_agrees_with_the_model,

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use rdkafka::ClientConfig;
+use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use super::{KafkaFault, Membership};
 
@@ -69,6 +69,8 @@ const REFUSED: [(&str, &str); 17] = [
     ("topic.blacklist", "name the topics in `topics`"),
 ];
 
+const DEBUG: &str = "debug";
+const METADATA: &str = "metadata";
 const MAX_POLL_INTERVAL: &str = "max.poll.interval.ms";
 const DEFAULT_MAX_POLL_INTERVAL_MS: u64 = 300_000;
 const MIN_PREFETCH_KIB: u64 = 1024;
@@ -158,15 +160,23 @@ impl KafkaConfig {
         if let Some(instance) = &self.instance {
             config.set("group.instance.id", instance);
         }
-        for (name, value) in &self.options {
+        for (name, value) in self.options.iter().filter(|(name, _)| *name != DEBUG) {
             config.set(name, value);
         }
         config
     }
 
+    /// Whether somebody asked for what the client library says.
+    pub(super) fn debugs(&self) -> bool {
+        self.options.contains_key(DEBUG)
+    }
+
     /// A client that only asks questions; no member of the group.
     pub(super) fn probe(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
+        // The client library says a topic's id nowhere but there (`Context::log`).
+        let debug = self.options.get(DEBUG).map_or(METADATA.to_owned(), |own| format!("{own},{METADATA}"));
+        config.set_log_level(RDKafkaLogLevel::Debug).set(DEBUG, debug);
         config
             .set("bootstrap.servers", &self.brokers)
             .set("client.id", "oncegate")

@@ -40,6 +40,13 @@ pub enum Event {
         /// How many partitions each topic has, as last looked up (every 5 min by default).
         partitions: Vec<(String, usize)>,
     },
+    /// A topic has this id: said when it is first looked up, and when it was deleted and made again.
+    TopicId {
+        /// Its name.
+        topic: String,
+        /// Its id.
+        id: String,
+    },
     /// Something does not work at the moment; the client library tries again by itself.
     Trouble(String),
     /// The member cannot go on.
@@ -68,11 +75,13 @@ pub enum CommitRefusal {
 pub(super) struct Context {
     events: Mutex<VecDeque<Event>>,
     closing: AtomicBool,
+    /// All that the client library says is passed on, and not only its errors.
+    debugs: bool,
 }
 
 impl Context {
-    pub(super) fn new() -> Self {
-        Self { events: Mutex::new(VecDeque::new()), closing: AtomicBool::new(false) }
+    pub(super) fn new(debugs: bool) -> Self {
+        Self { events: Mutex::new(VecDeque::new()), closing: AtomicBool::new(false), debugs }
     }
 
     pub(super) fn pop(&self) -> Option<Event> {
@@ -102,11 +111,18 @@ impl ClientContext for Context {
             | RDKafkaLogLevel::Error => {
                 tracing::error!(target: "librdkafka", "{facility}: {message}");
             }
-            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", "{facility}: {message}"),
-            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
-                tracing::info!(target: "librdkafka", "{facility}: {message}")
+            RDKafkaLogLevel::Warning if self.debugs => {
+                tracing::warn!(target: "librdkafka", "{facility}: {message}");
             }
-            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", "{facility}: {message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info if self.debugs => {
+                tracing::info!(target: "librdkafka", "{facility}: {message}");
+            }
+            _ => {
+                if let Some((topic, id)) = topic_id(message) {
+                    self.push(Event::TopicId { topic: topic.to_owned(), id: id.to_owned() });
+                }
+                tracing::debug!(target: "librdkafka", "{facility}: {message}");
+            }
         }
     }
 
@@ -153,6 +169,15 @@ impl ConsumerContext for Context {
             _ => Event::Revoked { partitions, lost: consumer.assignment_lost() },
         });
     }
+}
+
+/// A topic and its id, where the client library's words hold them: it has no other way to say them that is safe to call. Brokers
+/// before 2.8 have no ids.
+fn topic_id(message: &str) -> Option<(&str, &str)> {
+    let (before, ids) = message.split_once(" changed id from ")?;
+    let topic = before.rsplit(' ').next().filter(|topic| !topic.is_empty())?;
+    let id = ids.split_once(" to ")?.1.trim();
+    (id.len() == 22 && id.bytes().any(|byte| byte != b'A')).then_some((topic, id))
 }
 
 pub(super) fn partitions(list: &TopicPartitionList) -> Vec<TopicPartition> {
@@ -217,6 +242,20 @@ mod tests {
         assert!(matches!(answer(RDKafkaErrorCode::FencedInstanceId), CommitRefusal::Fenced(_)));
         assert_eq!(answer(RDKafkaErrorCode::RebalanceInProgress), CommitRefusal::Rebalancing);
         assert!(matches!(answer(RDKafkaErrorCode::NotCoordinator), CommitRefusal::Other(_)));
+    }
+
+    #[test]
+    fn p3_a_topics_id_is_taken_from_the_client_librarys_words() {
+        let said = |words: &str| topic_id(words).map(|(topic, id)| (topic.to_owned(), id.to_owned()));
+        assert_eq!(
+            said(
+                "[thrd:main]: Topic a.b-c_1 changed id from AAAAAAAAAAAAAAAAAAAAAA to 0rVpXLGzQGuBWnT9ywyI0g"
+            ),
+            Some(("a.b-c_1".to_owned(), "0rVpXLGzQGuBWnT9ywyI0g".to_owned()))
+        );
+        assert_eq!(said("Topic t changed id from 0rVpXLGzQGuBWnT9ywyI0g to AAAAAAAAAAAAAAAAAAAAAA"), None);
+        assert_eq!(said("Topic t [3] Leader 1 Epoch 0"), None);
+        assert_eq!(said("Topic t changed id from x to y"), None);
     }
 
     #[test]

@@ -41,8 +41,8 @@ impl TopicPartition {
 
     /// The shard of this partition in the cluster with id `cluster` (P3).
     ///
-    /// The topic is named, not identified: the client library does not tell a topic's id. A topic that was deleted and made
-    /// again is noticed where a position lies beyond its end, and not otherwise.
+    /// The topic is named, not identified: the name stays the same where the id is not known. The id is kept with the shard
+    /// ([`KafkaSource::topic_ids`], `Session::keep_sources`), so that a topic that was deleted and made again is told from the old one.
     pub fn shard(&self, cluster: &str) -> ShardId {
         Arc::from(format!("kafka/{cluster}/{}/{}", self.topic, self.partition))
     }

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -22,6 +23,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 const POLLS: usize = 16;
 /// How long a commit under way is waited for when the group is left.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// How long topics' ids are waited for.
+const IDS: Duration = Duration::from_millis(500);
 const START: &str = "oncegate start=";
 
 /// A member of a consumer group. Not for several threads at once: one owner polls and answers.
@@ -30,6 +33,7 @@ pub struct KafkaSource {
     config: KafkaConfig,
     cluster: String,
     topics: Vec<(String, usize)>,
+    ids: BTreeMap<String, String>,
     wake: Arc<dyn Fn() + Send + Sync>,
     committer: Option<Committer>,
 }
@@ -70,22 +74,24 @@ impl KafkaSource {
         if let Some(fault) = config.check().first() {
             return Err(KafkaFault::Configuration(fault.to_string()));
         }
-        let probe: BaseConsumer = config.probe().create().map_err(|error| KafkaFault::from(&error))?;
+        let probe = BaseConsumer::from_config_and_context(&config.probe(), Context::new(config.debugs()));
+        let probe: BaseConsumer<Context> = probe.map_err(|error| KafkaFault::from(&error))?;
         let topics = config.topics.iter().map(|topic| Ok((topic.clone(), count_partitions(&probe, topic)?)));
         let topics = topics.collect::<Result<Vec<_>, KafkaFault>>()?;
         let cluster = probe.client().fetch_cluster_id(ANSWER);
         let cluster = cluster
             .ok_or_else(|| KafkaFault::Unavailable("the brokers do not tell the cluster's id".to_owned()))?;
+        let ids = topic_ids(&probe, topics.len());
         drop(probe);
 
         let client = config.client(topics.iter().map(|(_, partitions)| partitions).sum());
-        let consumer = BaseConsumer::from_config_and_context(&client, Context::new());
+        let consumer = BaseConsumer::from_config_and_context(&client, Context::new(config.debugs()));
         let mut consumer = consumer.map_err(|error| KafkaFault::from(&error))?;
         let waker = wake.clone();
         consumer.set_nonempty_callback(move || waker());
         let consumer = Arc::new(consumer);
         let committer = Some(committer(consumer.clone(), wake.clone())?);
-        let source = Self { consumer, config: config.clone(), cluster, topics, wake, committer };
+        let source = Self { consumer, config: config.clone(), cluster, topics, ids, wake, committer };
         let names: Vec<&str> = source.topics.iter().map(|(topic, _)| topic.as_str()).collect();
         if let Some(membership) = &config.membership {
             membership.joined(&config.group);
@@ -102,6 +108,11 @@ impl KafkaSource {
     /// The topics, each with its number of partitions when the source was opened.
     pub fn topics(&self) -> &[(String, usize)] {
         &self.topics
+    }
+
+    /// The topics' ids when the source was opened; later ones come as [`Event::TopicId`]. A cluster before 2.8 has none.
+    pub fn topic_ids(&self) -> &BTreeMap<String, String> {
+        &self.ids
     }
 
     /// Serves the group; never waits. To be called often (at least once in `max.poll.interval.ms`), until it says nothing.
@@ -302,7 +313,22 @@ fn commit_list(commits: &[Commit]) -> KafkaResult<TopicPartitionList> {
     Ok(list)
 }
 
-fn count_partitions(probe: &BaseConsumer, topic: &str) -> Result<usize, KafkaFault> {
+/// The ids of the topics that were looked up with `probe`: it says them when it is polled. Not waited for long: old brokers have none.
+fn topic_ids(probe: &BaseConsumer<Context>, topics: usize) -> BTreeMap<String, String> {
+    let (mut ids, deadline) = (BTreeMap::new(), Instant::now() + IDS);
+    while ids.len() < topics && Instant::now() < deadline {
+        // Nothing is subscribed: there is nothing else to come.
+        drop(probe.poll(Duration::from_millis(5)));
+        while let Some(event) = probe.client().context().pop() {
+            if let Event::TopicId { topic, id } = event {
+                ids.insert(topic, id);
+            }
+        }
+    }
+    ids
+}
+
+fn count_partitions(probe: &BaseConsumer<Context>, topic: &str) -> Result<usize, KafkaFault> {
     let metadata = probe.fetch_metadata(Some(topic), ANSWER).map_err(|error| KafkaFault::from(&error))?;
     let found = metadata.topics().iter().find(|found| found.name() == topic);
     let partitions = found.map_or(0, |found| found.partitions().len());

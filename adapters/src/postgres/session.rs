@@ -526,6 +526,35 @@ impl Session for PostgresSession {
         self.settle(link, result).await
     }
 
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        let link = self.acquired()?;
+        let result = bounded(self.limit(), async {
+            let shards = &self.shared.tables.shards;
+            let text = format!(
+                "WITH asked AS MATERIALIZED (SELECT * FROM unnest($2::text[], $3::bigint[], $4::text[]) AS f(shard, epoch, source)), \
+                 before AS MATERIALIZED (SELECT s.shard, s.source FROM {shards} s JOIN asked f ON s.shard = f.shard AND \
+                 s.epoch = f.epoch WHERE s.route = $1), \
+                 kept AS (UPDATE {shards} AS s SET source = f.source, position = CASE WHEN s.source IS NULL THEN s.position END \
+                 FROM asked f WHERE s.route = $1 AND s.shard = f.shard AND s.epoch = f.epoch AND \
+                 (s.source IS NULL OR ($5 AND s.source <> f.source))) \
+                 SELECT shard, source FROM before"
+            );
+            let names: Vec<&str> = sources.iter().map(|(shard, ..)| &**shard).collect();
+            let epochs: Vec<i64> = sources.iter().map(|(_, epoch, _)| *epoch).collect();
+            let ids: Vec<&str> = sources.iter().map(|(.., source)| source.as_str()).collect();
+            let rows = link.client.query(&text, &[&self.route, &names, &epochs, &ids, &renew]).await?;
+            let before: HashMap<&str, Option<String>> =
+                rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+            Ok(names.iter().map(|name| before.get(name).cloned().flatten()).collect())
+        })
+        .await;
+        self.settle(link, result).await
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let link = self.connect().await?;
         let query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";

@@ -12,7 +12,7 @@ pub(super) const TABLES: [(&str, &str); 5] = [
     ("oncegate_routes", "name, route_id, key_spec_id, algorithm, secret"),
     (
         "oncegate_shards",
-        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions",
+        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions, source",
     ),
     ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, count, block"),
     (
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS oncegate_routes (
 CREATE TABLE IF NOT EXISTS oncegate_shards (
     route TEXT NOT NULL, shard TEXT NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, position INTEGER,
     watermark_ms INTEGER NOT NULL, floor_ms INTEGER NOT NULL, owner TEXT NOT NULL, heartbeat_ms INTEGER NOT NULL,
-    partitions INTEGER, PRIMARY KEY (route, shard)
+    partitions INTEGER, source TEXT, PRIMARY KEY (route, shard)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_marks (
     route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -116,21 +116,24 @@ pub(super) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// Adds the column that files of earlier builds lack; a table of that name which is not ours is left to the start-up checks.
+/// Adds the columns that files of earlier builds lack; a table of that name which is not ours is left to the start-up checks.
 fn add_later_columns(connection: &mut Connection) -> rusqlite::Result<()> {
-    let lacks = |connection: &Connection| {
+    let lacks = |connection: &Connection, column: &str| {
         connection.query_row(
-            "SELECT count(*) = 2 FROM pragma_table_info('oncegate_shards') WHERE name IN ('heartbeat_ms', 'epoch', 'partitions')",
-            [],
+            "SELECT count(*) = 2 FROM pragma_table_info('oncegate_shards') WHERE name IN ('heartbeat_ms', 'epoch', ?1)",
+            [column],
             |row| row.get::<_, bool>(0),
         )
     };
-    if lacks(connection)? {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        if lacks(&transaction)? {
-            transaction.execute_batch("ALTER TABLE oncegate_shards ADD COLUMN partitions INTEGER")?;
+    for (column, kind) in [("partitions", "INTEGER"), ("source", "TEXT")] {
+        if lacks(connection, column)? {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            if lacks(&transaction, column)? {
+                transaction
+                    .execute_batch(&format!("ALTER TABLE oncegate_shards ADD COLUMN {column} {kind}"))?;
+            }
+            transaction.commit()?;
         }
-        transaction.commit()?;
     }
     Ok(())
 }

@@ -332,6 +332,26 @@ impl Session for SqliteSession {
         .await
     }
 
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        let (config, route, sources) = (self.config.clone(), self.route.clone(), sources.to_vec());
+        self.run(move |db| {
+            let open = db.ready(&config)?;
+            let transaction = begin(&mut open.connection)?;
+            let before = sources
+                .iter()
+                .map(|(shard, epoch, source)| keep_source(&transaction, &route, shard, *epoch, source, renew))
+                .collect::<rusqlite::Result<_>>()
+                .map_err(|error| schema::fault("keeping the source", &error))?;
+            end(transaction, "keeping the source")?;
+            Ok(before)
+        })
+        .await
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let config = self.config.clone();
         self.run(move |db| {
@@ -584,6 +604,31 @@ fn keep_partitions(
         let update = format!("UPDATE oncegate_shards SET partitions = ?4 {of}");
         transaction.execute(&update, params![route, shard, epoch, count])?;
     }
+    Ok(before)
+}
+
+fn keep_source(
+    transaction: &Transaction<'_>,
+    route: &str,
+    shard: &str,
+    epoch: i64,
+    source: &str,
+    renew: bool,
+) -> rusqlite::Result<Option<String>> {
+    let of = "WHERE route = ?1 AND shard = ?2 AND epoch = ?3";
+    let before: Option<String> = transaction
+        .query_row(&format!("SELECT source FROM oncegate_shards {of}"), params![route, shard, epoch], |row| {
+            row.get(0)
+        })
+        .optional()?
+        .flatten();
+    let what = match &before {
+        None => "source = ?4",
+        Some(before) if renew && before != source => "source = ?4, position = NULL",
+        Some(_) => return Ok(before),
+    };
+    let update = format!("UPDATE oncegate_shards SET {what} {of}");
+    transaction.execute(&update, params![route, shard, epoch, source])?;
     Ok(before)
 }
 

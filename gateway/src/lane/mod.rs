@@ -38,8 +38,8 @@ pub enum ToLane {
     },
     /// Partitions were assigned: fence them, learn their facts, and say where to read on.
     Assign {
-        /// Slot numbers (chosen by the door, unique in the relay) and shards.
-        shards: Vec<(u32, ShardId)>,
+        /// Which.
+        shards: Vec<Wanted>,
         /// Per shard, where to read on: the sink's position, or none if it has none yet.
         reply: oneshot::Sender<Result<Vec<AssignedShard>, String>>,
     },
@@ -68,6 +68,19 @@ pub enum ToLane {
     Stop,
 }
 
+/// A shard to be taken over.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Chosen by the door, unique in the relay.
+    pub slot: u32,
+    /// Which shard.
+    pub shard: ShardId,
+    /// Which source it is now (a topic's id), if that is known: kept with the shard.
+    pub source: Option<Arc<str>>,
+    /// If another source was kept: the shard is this one's from now on, and begins at its start (P3).
+    pub renew: bool,
+}
+
 /// A shard that the lane now owns.
 #[derive(Clone, Debug)]
 pub struct AssignedShard {
@@ -75,8 +88,10 @@ pub struct AssignedShard {
     pub slot: u32,
     /// Counts up whenever the lane asks the door to read again from another position.
     pub generation: u64,
-    /// The sink's position.
+    /// The sink's position; none if the shard was renewed.
     pub position: Option<i64>,
+    /// The source that was kept with the shard before.
+    pub source: Option<String>,
 }
 
 /// What a lane tells the Kafka door.

@@ -2,13 +2,15 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use adapters::sink::{Acquire, Receipts, Resolution, RowOutcome, ShardId, ShardState, ShardStep, SinkError};
+use adapters::sink::{
+    Acquire, Receipts, Resolution, RowOutcome, Session, ShardId, ShardState, ShardStep, SinkError,
+};
 use dedup_store::{Block, Fingerprint, Settled};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::{
-    AssignedShard, FromLane,
+    AssignedShard, FromLane, Wanted,
     run::{CALL_SLOT, Flight, InFlight, Lane},
     shard::{OwnedShard, Standing},
 };
@@ -190,20 +192,31 @@ impl Lane {
     }
 
     /// Partitions were assigned: fence them, learn their facts, say where to read on.
-    pub(super) async fn assign(&mut self, shards: Vec<(u32, ShardId)>) -> Result<Vec<AssignedShard>, String> {
+    pub(super) async fn assign(&mut self, shards: Vec<Wanted>) -> Result<Vec<AssignedShard>, String> {
         if !self.connected() || self.recheck {
             self.reacquire().await?;
         }
-        let ids: Vec<ShardId> = shards.iter().map(|(_, id)| id.clone()).collect();
-        let states = match self.session.acquire(&ids, Acquire::Force).await {
-            Ok(states) => states,
+        let ids: Vec<ShardId> = shards.iter().map(|wanted| wanted.shard.clone()).collect();
+        let acquired = async {
+            let states = self.session.acquire(&ids, Acquire::Force).await?;
+            let sources = keep_sources(&mut *self.session, &shards, &states).await?;
+            Ok::<_, SinkError>((states, sources))
+        };
+        let (states, mut sources) = match acquired.await {
+            Ok(acquired) => acquired,
             Err(fault) => {
                 self.recheck |= !self.connected();
                 return Err(fault.to_string());
             }
         };
         let mut assigned = Vec::with_capacity(shards.len());
-        for ((slot, id), state) in shards.into_iter().zip(states) {
+        for (wanted, mut state) in shards.into_iter().zip(states) {
+            let (slot, id) = (wanted.slot, wanted.shard);
+            let source = sources.remove(&id);
+            let another = source.is_some() && source.as_deref() != wanted.source.as_deref();
+            if another && wanted.renew {
+                state.position = None;
+            }
             let known = self.route.known_sequence(&id);
             let standing = self.route.catch_up(&mut *self.session, &state, known, wall_ms()).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
@@ -225,7 +238,12 @@ impl Lane {
             }
             self.next_generation += 1;
             shard.rewind(self.next_generation);
-            assigned.push(AssignedShard { slot, generation: shard.generation, position: state.position });
+            assigned.push(AssignedShard {
+                slot,
+                generation: shard.generation,
+                position: state.position,
+                source,
+            });
             self.tally.remove(&slot);
             self.slots.insert(slot, shard);
         }
@@ -468,6 +486,31 @@ impl Lane {
         });
         Ok(Resolved::Applied(Receipts { rows: rows.collect::<Result<_, LearnError>>()? }, blocks))
     }
+}
+
+/// Keeps the sources that are known with their shards; answers with those that were kept before.
+async fn keep_sources(
+    session: &mut dyn Session,
+    shards: &[Wanted],
+    states: &[ShardState],
+) -> Result<HashMap<ShardId, String>, SinkError> {
+    let mut before = HashMap::new();
+    for renew in [false, true] {
+        let sources: Vec<(ShardId, i64, String)> = shards
+            .iter()
+            .zip(states)
+            .filter(|(wanted, _)| wanted.renew == renew)
+            .filter_map(|(wanted, state)| {
+                Some((wanted.shard.clone(), state.epoch, wanted.source.as_ref()?.to_string()))
+            })
+            .collect();
+        if !sources.is_empty() {
+            let kept = session.keep_sources(&sources, renew).await?;
+            let kept = sources.into_iter().zip(kept).filter_map(|((shard, ..), kept)| Some((shard, kept?)));
+            before.extend(kept);
+        }
+    }
+    Ok(before)
 }
 
 fn one(mut states: Vec<ShardState>, id: &ShardId) -> Result<ShardState, String> {

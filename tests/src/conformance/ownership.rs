@@ -313,6 +313,36 @@ pub async fn a_heartbeat_shows_a_lost_shard<T: Target>(target: &T) {
     bed.session.heartbeat(&owned[..1]).await.expect("this one still is ours");
 }
 
+/// P3: what the shard's source is stays until it is renewed, which takes the position and nothing else; a table that lacks the column
+/// gets it.
+pub async fn p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds<T: Target>(target: &T) {
+    let bed = Bed::new(target, Mode::Insert).await;
+    bed.place.execute("ALTER TABLE oncegate_shards DROP COLUMN source").await;
+    let mut bed = bed.rival("second", &[SHARD, "p/1"]).await;
+    let sources = |bed: &Bed<T::Place>, source: &str| -> Vec<(ShardId, i64, String)> {
+        bed.owned().into_iter().map(|(shard, epoch)| (shard, epoch, source.to_owned())).collect()
+    };
+    let old = Some("old".to_owned());
+    assert_eq!(bed.session.keep_sources(&sources(&bed, "old"), false).await.expect("kept"), [None, None]);
+    bed.deliver(&[write("a", 1, 1)]).await.expect("goes in");
+    let kept = bed.session.keep_sources(&sources(&bed, "new"), false).await.expect("kept");
+    assert_eq!(kept, [old.clone(), old.clone()]);
+    let mut third = bed.rival("third", &["p/1"]).await;
+    // What is another's now is left alone.
+    let kept = bed.session.keep_sources(&sources(&bed, "new"), true).await.expect("kept");
+    assert_eq!(kept, [old.clone(), None]);
+    let states = bed.session.shards("").await.expect("the shards");
+    let state =
+        |shard: &str| states.iter().find(|state| *state.shard == *shard).expect("it is there").clone();
+    assert_eq!((state(SHARD).position, state(SHARD).sequence), (None, 1));
+    assert_eq!(third.session.keep_sources(&sources(&third, "old"), true).await.expect("kept"), [old]);
+    let kept = bed.session.keep_sources(&sources(&bed, "new"), true).await.expect("kept");
+    assert_eq!(kept, [Some("new".to_owned()), None]);
+    let states = bed.session.shards("").await.expect("the shards");
+    let third = states.iter().find(|state| &*state.shard == "p/1").expect("it is there");
+    assert!(third.position.is_some(), "the same source renews nothing");
+}
+
 /// P13: the count that was kept before comes back, by whoever owns the shard; a table that lacks the column gets it.
 pub async fn p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds<T: Target>(
     target: &T,

@@ -191,6 +191,10 @@ impl Kafka {
         let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(self.replicas()));
         let made = admin.create_topics([&topic], &AdminOptions::new()).await.expect("Kafka answers");
         made.into_iter().for_each(|result| drop(result.expect("a topic of that name does not exist yet")));
+        self.led(&admin, name, partitions).await;
+    }
+
+    async fn led(&self, admin: &AdminClient<DefaultClientContext>, name: &str, partitions: i32) {
         crate::eventually("leaders of a new topic", Duration::from_secs(20), async || {
             let metadata = admin
                 .inner()
@@ -206,6 +210,23 @@ impl Kafka {
             }
         })
         .await;
+    }
+
+    /// Deletes a topic and makes it again under the same name, with another id.
+    pub async fn make_again(&self, name: &str, partitions: i32) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().expect("a client can be made");
+        let gone = admin.delete_topics(&[name], &AdminOptions::new()).await.expect("Kafka answers");
+        gone.into_iter().for_each(|result| drop(result.expect("the topic exists")));
+        crate::eventually("a new topic of the name of the old one", Duration::from_secs(20), async || {
+            let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(self.replicas()));
+            let made =
+                admin.create_topics([&topic], &AdminOptions::new()).await.map_err(|e| e.to_string())?;
+            made.into_iter().next().map_or(Err("no answer".to_owned()), |made| {
+                made.map(drop).map_err(|(_, code)| code.to_string())
+            })
+        })
+        .await;
+        self.led(&admin, name, partitions).await;
     }
 
     /// Appends `records` in order and waits until the broker has all of them.

@@ -67,7 +67,7 @@ async fn a_seek_of_the_lane_drops_what_was_fetched_and_reads_again() {
     while next < 50_000 {
         match tokio::time::timeout(PATIENCE, inbox.recv()).await.expect("records come").unwrap() {
             ToLane::Assign { shards, reply } => {
-                let shard = AssignedShard { slot: shards[0].0, generation, position: None };
+                let shard = AssignedShard { slot: shards[0].slot, generation, position: None, source: None };
                 reply.send(Ok(vec![shard])).unwrap();
             }
             ToLane::Relay { chunk, generations } => {

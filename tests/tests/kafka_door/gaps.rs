@@ -113,6 +113,62 @@ async fn p13_records_that_go_while_the_relay_lags_are_a_gap_too() {
     overtaken("overtaken-eager", eager(config(Kafka::shared(), "overtaken-eager"))).await;
 }
 
+/// The topic is deleted and made again, and has more records than the old one had: no offset tells it from the old one, only its id.
+async fn made_again(topic: &str, config: KafkaConfig, running: bool) {
+    let kafka = Kafka::shared();
+    kafka.topic(topic, 2).await;
+    kafka.produce(topic, numbers(2, 0..1000));
+    let sink = Shared::default();
+    let before = instance(&sink, 1, config.clone(), RelayOptions::default());
+    kept(&sink, 1000).await;
+    committed(kafka, topic, 2, vec![500, 500]).await;
+    let stopping = if running {
+        before
+    } else {
+        before.relay.stop().await;
+        kafka.make_again(topic, 2).await;
+        kafka.produce(topic, numbers(2, 1000..5000));
+        instance(&sink, 1, config.clone(), RelayOptions::default())
+    };
+    if running {
+        kafka.make_again(topic, 2).await;
+        kafka.produce(topic, numbers(2, 1000..5000));
+    }
+    let why = reason(&stopping.relay, "made again").await;
+    assert!(why.contains(topic) && why.contains("its id was") && why.contains("position (500)"), "{why}");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    kept(&sink, 1000).await;
+    stopping.relay.stop().await;
+
+    // Told to go on, it reads the new one whole; and from then on that one is the topic.
+    let skip = RelayOptions { gap: Gap::Skip, ..RelayOptions::default() };
+    let skipping = instance(&sink, 1, config.clone(), skip);
+    eventually("the new topic", PATIENCE, async || {
+        let found: usize = sink.lock().unwrap().shards.values().map(|shard| shard.2.len()).sum();
+        if found == 5000 { Ok(()) } else { Err(found) }
+    })
+    .await;
+    skipping.relay.stop().await;
+    kafka.produce(topic, numbers(2, 5000..5100));
+    let after = instance(&sink, 1, config, RelayOptions::default());
+    eventually("the rest", PATIENCE, async || {
+        let found: usize = sink.lock().unwrap().shards.values().map(|shard| shard.2.len()).sum();
+        if found == 5100 { Ok(()) } else { Err(found) }
+    })
+    .await;
+    after.relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p3_a_topic_made_again_while_the_relay_is_away_is_never_taken_for_the_old_one() {
+    made_again("again-away", config(Kafka::shared(), "again-away"), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p3_a_topic_made_again_while_the_relay_runs_is_never_taken_for_the_old_one() {
+    made_again("again-running", config(Kafka::shared(), "again-running"), true).await;
+}
+
 /// A topic that grows while its relay runs is noticed by the relay, which reads the new partitions too.
 #[tokio::test(flavor = "multi_thread")]
 async fn p13_a_topic_that_grows_is_noticed_while_the_relay_runs() {

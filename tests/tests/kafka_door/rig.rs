@@ -16,7 +16,7 @@ use adapters::{
 use dedup_store::Digest;
 use oncegate::{
     door::kafka::{Relay, RelayGate, RelayOptions},
-    lane::{AssignedShard, FromLane, LaneHandle, ToLane},
+    lane::{AssignedShard, FromLane, LaneHandle, ToLane, Wanted},
     naming::{Chunk, Headers, Named, Record},
 };
 use oncegate_tests::{
@@ -101,6 +101,7 @@ pub(crate) struct Kept {
 pub(crate) struct Sink {
     pub(crate) shards: HashMap<ShardId, (u64, i64, Vec<Kept>)>,
     pub(crate) faults: Vec<String>,
+    pub(crate) sources: HashMap<ShardId, Option<String>>,
 }
 
 /// One process: its lanes share these switches.
@@ -145,12 +146,19 @@ async fn lane(
                 }
                 switches.assigns.fetch_add(1, Ordering::AcqRel);
                 let mut sink = sink.lock().unwrap();
-                let answer = shards.into_iter().map(|(slot, id)| {
-                    let shard = sink.shards.entry(id.clone()).or_insert((0, -1, vec![]));
+                let Sink { shards: rows, sources, .. } = &mut *sink;
+                let answer = shards.into_iter().map(|Wanted { slot, shard: id, source, renew }| {
+                    let shard = rows.entry(id.clone()).or_insert((0, -1, vec![]));
                     shard.0 += 1;
-                    owned.insert(slot, (id, shard.0, shard.0));
+                    owned.insert(slot, (id.clone(), shard.0, shard.0));
+                    let before = sources.entry(id).or_default();
+                    let kept = before.clone();
+                    if kept.is_none() || (renew && kept.as_deref() != source.as_deref()) {
+                        shard.1 = if kept.is_none() { shard.1 } else { -1 };
+                        *before = source.map(|source| source.to_string());
+                    }
                     let position = (shard.1 >= 0).then_some(shard.1);
-                    AssignedShard { slot, generation: shard.0, position }
+                    AssignedShard { slot, generation: shard.0, position, source: kept }
                 });
                 drop(reply.send(Ok(answer.collect())));
             }
@@ -163,7 +171,7 @@ async fn lane(
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 let mut sink = sink.lock().unwrap();
-                let Sink { shards, faults } = &mut *sink;
+                let Sink { shards, faults, .. } = &mut *sink;
                 let mut moved = BTreeMap::new();
                 for named in &chunk.records {
                     let generation = generations

@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 
 use super::{
     RelayGate,
+    place::source,
     relay::{AtWork, End, RETRY, gone},
     slot::{Slot, State, Then},
 };
@@ -84,7 +85,7 @@ impl<G: RelayGate> AtWork<'_, G> {
 
     fn acquired(&mut self, slots: &[(u32, u64)], answer: Result<Vec<AssignedShard>, String>) {
         let now = Instant::now();
-        let mut early = vec![];
+        let (mut early, mut strangers) = (vec![], vec![]);
         let answer = answer
             .map(|shards| shards.into_iter().map(|shard| (shard.slot, shard)).collect::<HashMap<_, _>>());
         for (number, assignment) in slots {
@@ -100,6 +101,15 @@ impl<G: RelayGate> AtWork<'_, G> {
             };
             match shard {
                 Ok(shard) => {
+                    let id = self.ids.get(&*slot.at.topic);
+                    match id.and_then(|id| source(&slot.at, shard, id, self.options.gap)) {
+                        Some(Err(reason)) => {
+                            strangers.push((*number, slot.at.clone(), reason));
+                            continue;
+                        }
+                        Some(Ok(warning)) => warn!(route = self.gate.route(), "{warning}"),
+                        None => {}
+                    }
                     slot.generation = shard.generation;
                     slot.proven = false;
                     slot.state = State::Placing { position: shard.position, at: now, reason: None };
@@ -114,6 +124,9 @@ impl<G: RelayGate> AtWork<'_, G> {
                     slot.early.clear();
                 }
             }
+        }
+        for (number, at, reason) in strangers {
+            self.stop(number, &at, reason);
         }
         self.regenerate();
         for event in early {

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::Context,
     time::{Duration, Instant},
 };
@@ -12,11 +13,11 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use super::{
-    RelayGate,
+    Gap, RelayGate,
     relay::{Assigning, AtWork, End, Leaving},
     slot::{Slot, State},
 };
-use crate::lane::ToLane;
+use crate::lane::{ToLane, Wanted};
 
 /// How long a commit under way is waited for when partitions are given back.
 const LAST_COMMIT: Duration = Duration::from_secs(2);
@@ -60,6 +61,7 @@ impl<G: RelayGate> AtWork<'_, G> {
                         }
                     }
                 }
+                Event::TopicId { topic, id } => self.identified(topic, id),
                 Event::Trouble(reason) => {
                     if self.trouble.is_none() {
                         warn!(
@@ -77,6 +79,36 @@ impl<G: RelayGate> AtWork<'_, G> {
                 Event::Fatal { fenced: false, reason } => return Err(End::Again(reason)),
             }
         }
+    }
+
+    /// A topic has this id (P3). If it is another one than before, the topic was deleted and made again under our feet: its partitions
+    /// are taken over anew, which tells whether they may be read.
+    fn identified(&mut self, topic: String, id: String) {
+        let id: Arc<str> = id.into();
+        let before = self.ids.insert(topic.clone(), id.clone());
+        if before.as_ref() == Some(&id) {
+            return;
+        }
+        if let Some(before) = before {
+            warn!(
+                route = self.gate.route(),
+                topic,
+                before = &*before,
+                now = &*id,
+                "a topic was deleted and made again"
+            );
+        }
+        let of = |slot: &Slot| *slot.at.topic == *topic && !matches!(slot.state, State::Leaving);
+        let slots: Vec<u32> =
+            self.slots.iter().filter(|(_, slot)| of(slot)).map(|(&number, _)| number).collect();
+        for number in &slots {
+            self.assignments += 1;
+            if let Some(slot) = self.slots.get_mut(number) {
+                // What was asked before says nothing about this topic.
+                slot.assignment = self.assignments;
+            }
+        }
+        self.acquire(&slots);
     }
 
     fn assigned(&mut self, partitions: &[TopicPartition]) -> Result<(), End> {
@@ -111,7 +143,12 @@ impl<G: RelayGate> AtWork<'_, G> {
                     continue;
                 };
                 slot.state = State::Acquiring { again: None, reason: slot.state.reason().map(str::to_owned) };
-                shards.push((number, slot.shard.clone()));
+                shards.push(Wanted {
+                    slot: number,
+                    shard: slot.shard.clone(),
+                    source: self.ids.get(&*slot.at.topic).cloned(),
+                    renew: self.options.gap == Gap::Skip,
+                });
                 slots.push((number, slot.assignment));
             }
             if !shards.is_empty() {

@@ -2,6 +2,8 @@
 
 use adapters::kafka::TopicPartition;
 
+use crate::lane::AssignedShard;
+
 /// Where to begin when the sink has no position yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
@@ -61,9 +63,48 @@ pub(super) fn place(at: &TopicPartition, position: i64, (start, end): (i64, i64)
     Placement::Read(position)
 }
 
+/// Whether the topic is another one than that whose position the sink has (P3), and what to do then: to read the new one from its
+/// start on, with a warning, or to stop. None if it is the same, or if nothing is known of the one before.
+pub(super) fn source(
+    at: &TopicPartition,
+    shard: &AssignedShard,
+    id: &str,
+    gap: Gap,
+) -> Option<Result<String, String>> {
+    let before = shard.source.as_deref().filter(|before| *before != id)?;
+    let what = format!(
+        "{at}: the topic was deleted and made again: its id was {before} and is {id}. What was not read of the old one is gone"
+    );
+    Some(match gap {
+        Gap::Skip => Ok(format!("{what}; the new one is read from its start on")),
+        Gap::Stop => Err(format!(
+            "{what}, and the sink's position ({}) is the old one's; set `gap = \"skip\"` to read the new one from its `start` on",
+            shard.position.map_or("none".to_owned(), |position| position.to_string())
+        )),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn p3_a_topic_that_was_made_again_stops_or_begins_at_its_start_and_says_so() {
+        let shard = |source: Option<&str>| AssignedShard {
+            slot: 0,
+            generation: 1,
+            position: Some(70),
+            source: source.map(str::to_owned),
+        };
+        assert_eq!(source(&at(), &shard(None), "new", Gap::Stop), None, "nothing was kept: it is kept now");
+        assert_eq!(source(&at(), &shard(Some("new")), "new", Gap::Stop), None);
+        let Some(Err(reason)) = source(&at(), &shard(Some("old")), "new", Gap::Stop) else { panic!() };
+        for says in ["orders/3", "its id was old and is new", "position (70)", "gap = \"skip\""] {
+            assert!(reason.contains(says), "{reason}");
+        }
+        let Some(Ok(warning)) = source(&at(), &shard(Some("old")), "new", Gap::Skip) else { panic!() };
+        assert!(warning.contains("from its start on"), "{warning}");
+    }
 
     fn at() -> TopicPartition {
         TopicPartition::new("orders", 3)

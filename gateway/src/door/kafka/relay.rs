@@ -160,6 +160,8 @@ pub(super) struct AtWork<'a, G> {
     /// What the lanes say of the counts that were kept before.
     pub(super) counting: Vec<oneshot::Receiver<Vec<(u32, i64)>>>,
     pub(super) counts: Counts,
+    /// The topics' ids, where the brokers have some.
+    pub(super) ids: BTreeMap<String, Arc<str>>,
     pub(super) leaving: Option<Leaving>,
     /// Rebalances that came while partitions were drained.
     pub(super) deferred: VecDeque<Event>,
@@ -203,6 +205,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             assigning: vec![],
             counting: vec![],
             counts: Counts::new(source.topics().iter().map(|(topic, count)| (topic.as_str(), *count))),
+            ids: source.topic_ids().iter().map(|(topic, id)| (topic.clone(), id.as_str().into())).collect(),
             leaving: None,
             deferred: VecDeque::new(),
             trouble: None,

@@ -13,7 +13,7 @@ use super::world::World;
 use crate::{
     door::Submit,
     gate::Gate,
-    lane::{AssignedShard, FromLane, ToLane},
+    lane::{AssignedShard, FromLane, ToLane, Wanted},
     naming::{Chunk, Headers, KafkaOrigin, Record},
 };
 
@@ -34,6 +34,11 @@ pub(super) struct Topic {
     pub(super) before: BTreeMap<usize, i64>,
     /// Records handed to lanes, by partition.
     pub(super) read: Vec<u64>,
+    /// Its id, as the door says it, and whether another one may take its place.
+    pub(super) id: Option<Arc<str>>,
+    pub(super) renew: bool,
+    /// What was kept before, by partition.
+    pub(super) sources: BTreeMap<usize, String>,
 }
 
 impl Topic {
@@ -164,7 +169,9 @@ impl Reader {
         self.next_slot += 1;
         let lane = partition % self.gate.relay_lanes().len();
         let (reply, answer) = oneshot::channel();
-        let shards = vec![(number, shard_of(partition).as_str().into())];
+        let (source, renew) = (self.topic.lock().id.clone(), self.topic.lock().renew);
+        let shard = shard_of(partition).as_str().into();
+        let shards = vec![Wanted { slot: number, shard, source, renew }];
         self.send(lane, ToLane::Assign { shards, reply }).await;
         let slot = Slot { partition, lane, generation: 0, next: 0, state: State::Assigning(answer) };
         self.slots.insert(number, slot);
@@ -208,6 +215,9 @@ impl Reader {
                             slot.next = assigned[0].position.unwrap_or(0);
                         }
                         slot.state = State::Reading;
+                        if let Some(before) = &assigned[0].source {
+                            self.topic.lock().sources.insert(slot.partition, before.clone());
+                        }
                         counted.push((*number, slot.partition, slot.lane));
                     }
                     Ok(Err(_)) | Err(oneshot::error::TryRecvError::Closed) => slot.state = State::Waiting,

@@ -91,6 +91,35 @@ async fn p11_a_partition_with_a_backlog_is_never_idle_and_one_without_is() {
     assert_eq!(counted(&relay.gate).get("dead_lettered"), Some(&1), "within the lateness of the others");
 }
 
+/// A topic was deleted and made again: its shard begins anew, and knows what came through the old one.
+#[tokio::test(start_paused = true)]
+async fn p3_a_renewed_shard_begins_at_the_start_and_keeps_its_facts() {
+    let rig = rig(34);
+    let relay = Relay::join(&rig, "a", rig.gate("a", (0, 1)).await, &Topic::new(1));
+    relay.topic.lock().id = Some("old".into());
+    relay.take(0);
+    for record in 0..5 {
+        relay.push(0, &at(&format!("k{record}"), BASE_MS));
+    }
+    relay.settled(0, 5).await;
+    drop(relay.door.revoke(0));
+    pass(100).await;
+    {
+        let mut topic = relay.topic.lock();
+        (topic.partitions[0], topic.committed[0]) = (Vec::new(), 0);
+        (topic.id, topic.renew) = (Some("new".into()), true);
+    }
+    for record in 3..9 {
+        relay.push(0, &at(&format!("k{record}"), BASE_MS));
+    }
+    relay.take(0);
+    relay.settled(0, 6).await;
+    assert_eq!(relay.topic.lock().sources.get(&0).map(String::as_str), Some("old"));
+    assert_eq!(rig.db().shards[&super::door::shard_of(0)].source.as_deref(), Some("new"));
+    assert_eq!(rig.table().len(), 9);
+    assert_eq!(counted(&relay.gate).get("duplicate"), Some(&2));
+}
+
 /// A producer's clock is years ahead: its records are refused, and nothing else is late because of them.
 #[tokio::test(start_paused = true)]
 async fn p11_a_timestamp_far_in_the_future_moves_no_floor() {

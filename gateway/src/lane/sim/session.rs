@@ -404,6 +404,27 @@ impl Session for FakeSession {
         self.end(fault, before)
     }
 
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        let fault = self.begin(Call::Keep).await?;
+        self.need_connection()?;
+        let keep = |(shard, epoch, source): &(ShardId, i64, String)| {
+            let mut world = self.world.lock();
+            let row = world.db.shards.get_mut(&**shard).filter(|row| row.epoch == *epoch)?;
+            let before = row.source.clone();
+            if before.is_none() || (renew && before.as_ref() != Some(source)) {
+                row.source = Some(source.clone());
+                row.position = row.position.filter(|_| before.is_none());
+            }
+            before
+        };
+        let before = sources.iter().map(keep).collect();
+        self.end(fault, before)
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         let fault = self.begin(Call::Look).await?;
         let now_ms = wall_ms() - self.world.lock().hosts_ahead_ms;

@@ -26,6 +26,7 @@ pub(super) struct ShardRow {
     pub(super) owner: String,
     pub(super) heartbeat: Instant,
     pub(super) partitions: Option<i64>,
+    pub(super) source: Option<String>,
 }
 
 impl ShardRow {
@@ -40,6 +41,7 @@ impl ShardRow {
             owner: String::new(),
             heartbeat: Instant::now(),
             partitions: None,
+            source: None,
         }
     }
 
