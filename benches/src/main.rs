@@ -55,6 +55,9 @@ enum Bench {
         /// Live keys; the scale's, if not given.
         #[arg(long)]
         keys: Option<u64>,
+        /// Memory budget of our arms: a small one makes small slots; 40 bytes a key, if not given.
+        #[arg(long)]
+        memory_bytes: Option<u64>,
         /// Where to write a chart of the arms, as SVG.
         #[arg(long)]
         plot: Option<std::path::PathBuf>,
@@ -65,12 +68,8 @@ enum Bench {
         /// Where.
         #[arg(long)]
         folder: std::path::PathBuf,
-        /// Live keys.
-        #[arg(long)]
-        keys: u64,
-        /// Of tables and filters.
-        #[arg(long)]
-        memory_bytes: u64,
+        #[command(flatten)]
+        fill: store::Fill,
     },
     /// The rival of the HTTP bench, in a process of its own.
     #[command(hide = true)]
@@ -103,16 +102,19 @@ fn main() {
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
             Bench::Kafka { arm } => Some(kafka::run(arguments.scale, arm).await),
-            Bench::Store { arm, keys, plot } => {
-                let (scale, arm, keys, plot) = (arguments.scale, arm.clone(), *keys, plot.clone());
+            Bench::Store { arm, keys, memory_bytes, plot } => {
+                let (scale, arm, keys, memory_bytes, plot) =
+                    (arguments.scale, arm.clone(), *keys, *memory_bytes, plot.clone());
                 Some(
-                    tokio::task::spawn_blocking(move || store::run(scale, &arm, keys, plot.as_deref()))
-                        .await
-                        .expect("no panic"),
+                    tokio::task::spawn_blocking(move || {
+                        store::run(scale, &arm, keys, memory_bytes, plot.as_deref())
+                    })
+                    .await
+                    .expect("no panic"),
                 )
             }
-            Bench::StoreFill { folder, keys, memory_bytes } => {
-                store::fill(folder, *keys, *memory_bytes);
+            Bench::StoreFill { folder, fill } => {
+                store::fill(folder, fill);
                 None
             }
             Bench::Echo => {
