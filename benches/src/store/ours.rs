@@ -46,10 +46,21 @@ fn options(memory_bytes: u64) -> StoreOptions {
     StoreOptions {
         window_ms: WINDOW_MS,
         lateness_ms: 0,
-        idle_after_ms: 30_000,
+        // Its clock is the event time: no lane is idle.
+        idle_after_ms: i64::MAX,
         max_disk_bytes: 1 << 40,
         max_memory_bytes: memory_bytes,
         commit_interval_ms: 5,
+    }
+}
+
+fn checkpoint(lane: u32, sequence: i64, watermark_ms: i64) -> Checkpoint {
+    Checkpoint {
+        shard: format!("http/{lane}").into(),
+        sequence,
+        position: None,
+        watermark_ms,
+        floor_ms: i64::MIN,
     }
 }
 
@@ -72,6 +83,8 @@ struct Ours {
 impl Ours {
     fn new(store: Arc<Store>, lane: u32, fill: &Fill) -> Self {
         let hasher = store.bind(&identity()).expect("the store is bound");
+        // All lanes are there before one of them moves the watermark on.
+        store.settle(&[checkpoint(lane, 0, 0)], &[], 0).expect("it settles");
         Ours {
             lane,
             lanes: u64::from(fill.lanes),
@@ -122,15 +135,8 @@ impl Ours {
         self.next += entries.len() as u64;
         self.batches += 1;
         let watermark_ms = self.event_ms(self.next);
-        let shard = format!("http/{}", self.lane);
-        let block = Block::encode(&self.hasher, &shard, self.batches, entries);
-        let checkpoint = Checkpoint {
-            shard: shard.as_str().into(),
-            sequence: self.batches,
-            position: None,
-            watermark_ms,
-            floor_ms: i64::MIN,
-        };
+        let checkpoint = checkpoint(self.lane, self.batches, watermark_ms);
+        let block = Block::encode(&self.hasher, &checkpoint.shard, self.batches, entries);
         let start = Instant::now();
         let ticket = self.store.settle(&[checkpoint], &[block], watermark_ms).expect("it settles");
         self.settles.push(start.elapsed());
