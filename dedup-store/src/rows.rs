@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::fingerprint::{Algorithm, Hasher};
 
 /// Version of the store's files (blocks have their own).
-pub(crate) const FILE_VERSION: u32 = 1;
+pub(crate) const FILE_VERSION: u32 = 2;
 
 /// This build, as files name it.
 pub(crate) const BUILD: &str = concat!("dedup-store ", env!("CARGO_PKG_VERSION"));

@@ -1,8 +1,9 @@
 //! A sealed slot on disk: [`Run`], its facts sorted and immutable, and the file of its filter. The bytes are
 //! described in `FORMAT.md`.
 //!
-//! A run is a plain file of checksummed blocks of one page rather than a database: it is written once from
-//! front to back, and a fact is found by one read, at the place that a small index in memory names.
+//! A run is a plain file of checksummed blocks rather than a database: it is written once from front to back, and
+//! a fact is found by one read, at the place that a small index in memory names. Blocks are small, for a look-up
+//! costs mostly what it copies and checks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,15 +22,20 @@ use crate::{
 
 const KIND: &str = "run";
 const FILTER_KIND: &str = "filter";
-const PAGE_BYTES: usize = 4096;
+/// The first page, before the blocks.
+const HEADER_BYTES: usize = 4096;
+const BLOCK_BYTES: usize = 1024;
 const BLOCK_HEADER_BYTES: usize = 16;
 /// The first byte of a fingerprint is the block's.
 const SUFFIX_BYTES: usize = 15;
 const PACKED_BYTES: usize = 5;
 const ENTRY_BYTES: usize = SUFFIX_BYTES + PACKED_BYTES;
-const BLOCK_ENTRIES: usize = (PAGE_BYTES - BLOCK_HEADER_BYTES) / ENTRY_BYTES;
+const BLOCK_ENTRIES: usize = (BLOCK_BYTES - BLOCK_HEADER_BYTES) / ENTRY_BYTES;
 /// Bits of the digest that are kept; the outcome lies above.
 const DIGEST_BITS: u32 = 37;
+const INDEX_BYTES: usize = 4;
+/// Read at once where all are read.
+const READ_BLOCKS: usize = 256;
 /// Written at once.
 const WRITE_BYTES: usize = 1 << 20;
 /// Facts that are sorted at once: bounds the memory that sealing takes.
@@ -107,8 +113,8 @@ pub(crate) struct Run {
     pub(crate) meta: RunMeta,
     file: Box<dyn StorageBackend>,
     path: String,
-    /// First fingerprint of each block, its first 8 bytes.
-    index: Vec<u64>,
+    /// First fingerprint of each block, its first 4 bytes.
+    index: Vec<u32>,
     /// Keys that were looked up, because a filter said "maybe" or there was none, and are not there.
     false_positives: AtomicU64,
 }
@@ -147,15 +153,15 @@ impl Run {
                 (generation, meta)
             )));
         }
-        let mut rows = vec![0; meta.blocks as usize * 8 + 8];
-        let at = (meta.blocks + 1) * PAGE_BYTES as u64;
-        file.read(at, &mut rows).map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
+        let mut rows = vec![0; meta.blocks as usize * INDEX_BYTES + 8];
+        file.read(block_at(meta.blocks), &mut rows)
+            .map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
         let (rows, checksum) = rows.split_at(rows.len() - 8);
         if xxh3_64(rows).to_le_bytes() != checksum {
             return Err(unusable("the checksum of its index does not fit: it is damaged".to_owned()));
         }
-        let (rows, _) = rows.as_chunks::<8>();
-        let index = rows.iter().map(|row| u64::from_le_bytes(*row)).collect();
+        let (rows, _) = rows.as_chunks::<INDEX_BYTES>();
+        let index = rows.iter().map(|row| u32::from_le_bytes(*row)).collect();
         Ok(Run { generation, meta: *meta, file, path, index, false_positives: AtomicU64::new(0) })
     }
 
@@ -170,14 +176,15 @@ impl Run {
 
     /// Looks a key up: one read of one block.
     pub(crate) fn find(&self, fingerprint: &Fingerprint) -> Result<Option<Found>, Fail> {
-        let prefix = fingerprint.prefix();
-        let first = self.index.partition_point(|first| *first < prefix).saturating_sub(1);
+        let prefix = high(fingerprint.prefix());
+        let first = position(&self.index, prefix).saturating_sub(1);
         for (number, start) in self.index.iter().enumerate().skip(first) {
             if *start > prefix {
                 break;
             }
-            let mut page = [0; PAGE_BYTES];
-            let block = self.read_block(number as u64, &mut page)?;
+            let mut bytes = [0; BLOCK_BYTES];
+            self.read(number as u64, &mut bytes)?;
+            let block = self.block(number as u64, &bytes)?;
             if let Some(packed) = block.find(fingerprint) {
                 let known =
                     self.known(packed).ok_or_else(|| self.damaged(number as u64, "its outcome is none"))?;
@@ -192,9 +199,15 @@ impl Run {
     /// Shows all facts in order, and checks the run whole: checksums, order, counts, chain.
     pub(crate) fn read_all(&self, mut fact: impl FnMut(&Fingerprint, Known)) -> Result<(), Fail> {
         let (mut keys, mut chain, mut last) = (0, 0, None);
+        let mut bytes = vec![0; READ_BLOCKS * BLOCK_BYTES];
         for number in 0..self.meta.blocks {
-            let mut page = [0; PAGE_BYTES];
-            let block = self.read_block(number, &mut page)?;
+            let at = number as usize % READ_BLOCKS;
+            if at == 0 {
+                bytes.truncate((self.meta.blocks - number) as usize * BLOCK_BYTES);
+                self.read(number, &mut bytes)?;
+            }
+            let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
+            let block = self.block(number, &blocks[at])?;
             chain = chained(chain, block.checksum);
             for (fingerprint, packed) in block.facts() {
                 if last.is_some_and(|last| last >= fingerprint) {
@@ -223,9 +236,9 @@ impl Run {
         let file = to.open(&part, true).map_err(failed)?;
         let content = self.meta.write(Writer::default().u64(self.generation)).seal();
         file.write(0, &header(hasher, KIND, &content)).map_err(failed)?;
-        let end = (self.meta.blocks + 1) * PAGE_BYTES as u64 + self.meta.blocks * 8 + 8;
+        let end = block_at(self.meta.blocks) + self.meta.blocks * INDEX_BYTES as u64 + 8;
         let mut buffer = vec![0; WRITE_BYTES];
-        for at in (PAGE_BYTES as u64..end).step_by(WRITE_BYTES) {
+        for at in (HEADER_BYTES as u64..end).step_by(WRITE_BYTES) {
             let bytes = &mut buffer[..(end - at).min(WRITE_BYTES as u64) as usize];
             self.file
                 .read(at, bytes)
@@ -244,12 +257,15 @@ impl Run {
         Some(Known::new(settled, self.meta.newest_ms, digest, DIGEST_BITS))
     }
 
-    fn read_block<'a>(&self, number: u64, page: &'a mut [u8; PAGE_BYTES]) -> Result<Block<'a>, Fail> {
-        let at = (number + 1) * PAGE_BYTES as u64;
+    /// Reads blocks from this one on.
+    fn read(&self, number: u64, bytes: &mut [u8]) -> Result<(), Fail> {
         self.file
-            .read(at, page)
-            .map_err(|error| Fail::of_io(&format!("cannot read block {number} of {}", self.path), &error))?;
-        Block::read(number, page).map_err(|text| self.damaged(number, text))
+            .read(block_at(number), bytes)
+            .map_err(|error| Fail::of_io(&format!("cannot read block {number} of {}", self.path), &error))
+    }
+
+    fn block<'a>(&self, number: u64, bytes: &'a [u8; BLOCK_BYTES]) -> Result<Block<'a>, Fail> {
+        Block::read(number, bytes).map_err(|text| self.damaged(number, text))
     }
 
     fn damaged(&self, number: u64, text: impl std::fmt::Display) -> Fail {
@@ -257,7 +273,34 @@ impl Run {
     }
 }
 
-/// One page of sorted facts.
+/// Where a block begins; the index follows the last.
+fn block_at(number: u64) -> u64 {
+    HEADER_BYTES as u64 + number * BLOCK_BYTES as u64
+}
+
+/// What the index holds of a prefix.
+fn high(prefix: u64) -> u32 {
+    (prefix >> 32) as u32
+}
+
+/// The first of `index` that is at least `prefix`, as `partition_point` finds it. Fingerprints are spread evenly, so that it is
+/// near where its share of the way says.
+fn position(index: &[u32], prefix: u32) -> usize {
+    let guess = ((u64::from(prefix) * index.len() as u64) >> 32) as usize;
+    let (mut low, mut high, mut step) = (guess, guess, 4);
+    while low > 0 && index[low - 1] >= prefix {
+        low = low.saturating_sub(step);
+        step *= 2;
+    }
+    step = 4;
+    while high < index.len() && index[high] < prefix {
+        high = (high + step).min(index.len());
+        step *= 2;
+    }
+    low + index[low..high].partition_point(|first| *first < prefix)
+}
+
+/// Sorted facts that are read at once.
 struct Block<'a> {
     checksum: u64,
     first: u8,
@@ -265,11 +308,11 @@ struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    fn read(number: u64, page: &'a [u8; PAGE_BYTES]) -> Result<Self, String> {
-        let (header, rows) = page.split_at(BLOCK_HEADER_BYTES);
+    fn read(number: u64, bytes: &'a [u8; BLOCK_BYTES]) -> Result<Self, String> {
+        let (header, rows) = bytes.split_at(BLOCK_HEADER_BYTES);
         let mut field = Reader::over(header);
         let expected = field.u64()?;
-        let checksum = xxh3_64_with_seed(&page[8..], number);
+        let checksum = xxh3_64_with_seed(&bytes[8..], number);
         if checksum != expected {
             return Err(format!("its checksum is {checksum:016x}, written was {expected:016x}"));
         }
@@ -321,7 +364,7 @@ fn open(disk: &dyn Disk, name: &str, path: &str) -> Result<Box<dyn StorageBacken
 
 /// The first page of a file of this kind: who wrote it, then a row of its own, which is answered.
 fn read_header(file: &dyn StorageBackend, hasher: &Hasher, kind: &str, path: &str) -> Result<Vec<u8>, Fail> {
-    let mut page = [0; PAGE_BYTES];
+    let mut page = [0; HEADER_BYTES];
     file.read(0, &mut page).map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
     let mut page = Reader::over(&page);
     let mut rows = || -> Result<Vec<u8>, String> {
@@ -336,7 +379,7 @@ fn header(hasher: &Hasher, kind: &str, content: &[u8]) -> Vec<u8> {
     let about = rows::about(kind, Some(hasher));
     let page = Writer::default().u32(about.len() as u32).bytes(&about);
     let mut page = page.u32(content.len() as u32).bytes(content).unsealed();
-    page.resize(PAGE_BYTES, 0);
+    page.resize(HEADER_BYTES, 0);
     page
 }
 
@@ -354,7 +397,7 @@ pub(crate) fn write(
     let failed = |error| Fail::of_io(&format!("cannot write {name}"), &error);
     disk.remove(&part).map_err(failed)?;
     let file = disk.open(&part, true).map_err(failed)?;
-    let mut pages = Pages { file: &*file, at: PAGE_BYTES as u64, buffer: Vec::with_capacity(WRITE_BYTES) };
+    let mut pages = Pages { file: &*file, at: HEADER_BYTES as u64, buffer: Vec::with_capacity(WRITE_BYTES) };
     let mut filter = Filter::new(filter_blocks);
     let (mut chain, mut index) = (0, Vec::new());
     let mut block = BlockWriter::default();
@@ -385,7 +428,7 @@ pub(crate) fn write(
         index.push(first);
         chain = chained(chain, checksum);
     }
-    let rows: Vec<u8> = index.iter().flat_map(|first: &u64| first.to_le_bytes()).collect();
+    let rows: Vec<u8> = index.iter().flat_map(|first: &u64| high(*first).to_le_bytes()).collect();
     pages.put(&rows).and_then(|()| pages.put(&xxh3_64(&rows).to_le_bytes())).map_err(failed)?;
     pages.flush().map_err(failed)?;
     let meta = RunMeta {
@@ -427,14 +470,14 @@ impl Pages<'_> {
 
 /// The block that is being filled.
 struct BlockWriter {
-    page: [u8; PAGE_BYTES],
+    bytes: [u8; BLOCK_BYTES],
     count: usize,
     prefix: u64,
 }
 
 impl Default for BlockWriter {
     fn default() -> Self {
-        BlockWriter { page: [0; PAGE_BYTES], count: 0, prefix: 0 }
+        BlockWriter { bytes: [0; BLOCK_BYTES], count: 0, prefix: 0 }
     }
 }
 
@@ -451,7 +494,7 @@ impl BlockWriter {
         let at = BLOCK_HEADER_BYTES + self.count * ENTRY_BYTES;
         let digest = fact.digest() & ((1 << DIGEST_BITS) - 1);
         let packed = digest | (fact.settled() as u64) << DIGEST_BITS;
-        let (suffix, rest) = self.page[at..at + ENTRY_BYTES].split_at_mut(SUFFIX_BYTES);
+        let (suffix, rest) = self.bytes[at..at + ENTRY_BYTES].split_at_mut(SUFFIX_BYTES);
         suffix.copy_from_slice(&fact.fingerprint.0[1..]);
         rest.copy_from_slice(&packed.to_le_bytes()[..PACKED_BYTES]);
         self.count += 1;
@@ -460,11 +503,11 @@ impl BlockWriter {
     /// Writes the block out and empties it; answers with its first prefix and its checksum.
     fn finish(&mut self, pages: &mut Pages<'_>, number: u64) -> std::io::Result<(u64, u64)> {
         let first = self.prefix;
-        self.page[8..10].copy_from_slice(&(self.count as u16).to_le_bytes());
-        self.page[10] = (first >> 56) as u8;
-        let checksum = xxh3_64_with_seed(&self.page[8..], number);
-        self.page[..8].copy_from_slice(&checksum.to_le_bytes());
-        pages.put(&self.page)?;
+        self.bytes[8..10].copy_from_slice(&(self.count as u16).to_le_bytes());
+        self.bytes[10] = (first >> 56) as u8;
+        let checksum = xxh3_64_with_seed(&self.bytes[8..], number);
+        self.bytes[..8].copy_from_slice(&checksum.to_le_bytes());
+        pages.put(&self.bytes)?;
         *self = Self::default();
         Ok((first, checksum))
     }
@@ -485,7 +528,7 @@ pub(crate) fn write_filter(
     let content = Writer::default().u64(generation).u64(filter.blocks()).u64(xxh3_64(&bytes)).seal();
     file.write(0, &header(hasher, FILTER_KIND, &content)).map_err(failed)?;
     for (number, part) in bytes.chunks(WRITE_BYTES).enumerate() {
-        file.write((PAGE_BYTES + number * WRITE_BYTES) as u64, part).map_err(failed)?;
+        file.write((HEADER_BYTES + number * WRITE_BYTES) as u64, part).map_err(failed)?;
     }
     file.sync_data().and_then(|()| file.close()).map_err(failed)?;
     disk.sync_folder().map_err(failed)
@@ -523,7 +566,7 @@ pub(crate) fn read_filter(disk: &dyn Disk, hasher: &Hasher, run: &Run) -> Result
         )));
     }
     let mut bytes = vec![0; blocks as usize * 64];
-    file.read(PAGE_BYTES as u64, &mut bytes)
+    file.read(HEADER_BYTES as u64, &mut bytes)
         .map_err(|error| Fail::of_io(&format!("cannot read {path}"), &error))?;
     if xxh3_64(&bytes) != checksum {
         return Err(unusable("its checksum does not fit: it is damaged".to_owned()));
@@ -540,6 +583,8 @@ pub(crate) fn rebuild_filter(run: &Run) -> Result<Filter, Fail> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{
         filter::blocks_for,
@@ -568,7 +613,7 @@ mod tests {
 
     #[test]
     fn every_fact_is_found_again_and_no_other() {
-        for keys in [1, 2, 203, 204, 205, 5_000, 60_000] {
+        for keys in [1, 2, 49, 50, 51, 101, 5_000, 60_000] {
             let disk = FaultyDisk::default();
             let (run, filter) = run_of(&disk, &table(keys));
             assert_eq!((run.meta.keys, run.meta.oldest_ms, run.meta.newest_ms), (keys, 0, keys as i64 - 1));
@@ -587,6 +632,48 @@ mod tests {
             run.read_all(|_, _| seen += 1).unwrap();
             assert_eq!(seen, keys);
             assert!(rebuild_filter(&run).unwrap() == filter);
+        }
+    }
+
+    /// These bytes stand in stores and exports: do not change them, add a format version. The header holds the build's version, and
+    /// is left out.
+    #[test]
+    fn golden_bytes_of_a_run_and_its_filter() {
+        let disk = FaultyDisk::default();
+        let (_, filter) = run_of(&disk, &table(60));
+        write_filter(&disk, &hasher(), 3, &filter).unwrap();
+        let bytes_of = |name: &str, from: u64| {
+            let file = disk.open(name, false).unwrap();
+            let mut bytes = vec![0; (file.len().unwrap() - from) as usize];
+            file.read(from, &mut bytes).unwrap();
+            bytes
+        };
+        let blocks = bytes_of(&file_name(3), 4_096);
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(
+            hex(&blocks[..36]),
+            "0376bc3a94db42080100090000000000636f034afe49c70f264c300e0cfff53800000040"
+        );
+        assert_eq!(xxh3_64(&blocks), 2279547858227408773, "{} bytes", blocks.len());
+        let filter = bytes_of(&filter_name(3), 4_096);
+        assert_eq!(xxh3_64(&filter), 2014053069633609694, "{} bytes", filter.len());
+    }
+
+    proptest! {
+        #[test]
+        fn a_position_is_that_of_a_search(
+            mut index in prop::collection::vec(any::<u32>(), 0..300),
+            more in prop::collection::vec(0..50_u32, 0..300),
+            prefixes in prop::collection::vec(any::<u32>(), 1..20),
+        ) {
+            // Crowded in places, too.
+            index.extend(more);
+            index.sort_unstable();
+            let met: Vec<u32> = index.iter().step_by(7).copied().collect();
+            for prefix in prefixes.into_iter().chain(met).chain([0, 1, 25, u32::MAX]) {
+                let expected = index.partition_point(|first| *first < prefix);
+                prop_assert_eq!(position(&index, prefix), expected);
+            }
         }
     }
 
