@@ -204,7 +204,7 @@ fn rocksdb(report: &mut Report, keys: u64, curves: &mut Curves) {
                 new += 1;
             }
         }
-        db.write_opt(&write, &durable).expect("durable");
+        db.write_opt(write, &durable).expect("durable");
         new
     });
 }
