@@ -1,4 +1,4 @@
-//! What a topic holds, and how it is read: encodings (JSON, raw bytes, Avro) and Debezium's change events. Pure, but for the task that
+//! What a topic holds, and how it is read: encodings (JSON, raw bytes, Avro, Protobuf) and Debezium's change events. Pure, but for the task that
 //! fetches schemas.
 //!
 //! Every format ends as one JSON object, the row, from which naming takes keys, columns and times as it does from plain JSON.
@@ -10,6 +10,8 @@ pub(crate) mod debezium;
 #[cfg(feature = "kafka")]
 pub mod fetch;
 pub(crate) mod position;
+#[cfg(feature = "protobuf")]
+pub(crate) mod protobuf;
 pub(crate) mod schemas;
 pub(crate) mod semantic;
 
@@ -60,12 +62,14 @@ pub enum Encoding {
     Raw,
     /// Avro by a registered schema, in Confluent's wire format.
     Avro,
+    /// Protobuf, likewise; with the feature `protobuf`.
+    Protobuf,
 }
 
 impl Encoding {
     /// Its schemas are kept in a registry.
     pub fn is_registered(self) -> bool {
-        self == Encoding::Avro
+        matches!(self, Encoding::Avro | Encoding::Protobuf)
     }
 }
 

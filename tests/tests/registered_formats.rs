@@ -1,5 +1,5 @@
 //! Records in Confluent's wire format through a live Kafka into Postgres, with a stand-in for the schema registry. The records are
-//! written by the `apache-avro` crate, which the gateway does not use.
+//! written by the `apache-avro` crate, which the gateway does not use, and by hand.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -293,4 +293,82 @@ async fn debeziums_events_in_avro_end_in_the_newest_rows() {
     .await;
     assert_eq!(rows().await, wanted);
     assert_eq!(letters(&client, "customers").await, Vec::<String>::new());
+}
+
+const PROTO: &str = r#"syntax = "proto3"; package shop; import "money.proto"; import "google/protobuf/timestamp.proto";
+    message Ignored {}
+    message Payment { int64 id = 1; optional string note = 2; Money money = 3; google.protobuf.Timestamp at = 4; bytes raw = 5; }"#;
+const PROTO_MONEY: &str = r#"syntax = "proto3"; package shop; message Money { sint64 cents = 1; }"#;
+
+/// A payment as Protobuf's wire format has it: field numbers, types and lengths written by hand.
+fn payment(id: i64, cents: i64) -> Vec<u8> {
+    let varint = |mut rest: u64| {
+        let mut bytes = Vec::new();
+        while rest > 0x7f {
+            bytes.push(u8::try_from(rest & 0x7f).expect("7 bits") | 0x80);
+            rest >>= 7;
+        }
+        bytes.push(u8::try_from(rest).expect("7 bits"));
+        bytes
+    };
+    let field =
+        |number: u64, bytes: &[u8]| [&varint(number << 3 | 2), &varint(bytes.len() as u64), bytes].concat();
+    let money = [vec![0x08], varint((cents << 1 ^ cents >> 63).cast_unsigned())].concat();
+    let at = [vec![0x08], varint(id.cast_unsigned()), vec![0x10], varint(1_000)].concat();
+    let note = if id % 2 == 0 { field(2, format!("é{id}").as_bytes()) } else { vec![] };
+    [
+        vec![0x08],
+        varint(id.cast_unsigned()),
+        note,
+        field(3, &money),
+        field(4, &at),
+        field(5, &id.to_be_bytes()),
+    ]
+    .concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn protobuf_is_read_by_the_message_that_its_indexes_name() {
+    let (kafka, postgres, registry) = (Kafka::shared(), Postgres::shared(), Registry::start().await);
+    let ddl = "CREATE TABLE payments (id bigint PRIMARY KEY, note text, cents bigint NOT NULL, at timestamptz, raw bytea)";
+    let client = postgres.database("protobuf", ddl).await;
+    kafka.topic("payments", 1).await;
+    registry.register(3, "PROTOBUF", PROTO, &[("money.proto", "money.proto")]);
+    registry.subject("money.proto", "PROTOBUF", PROTO_MONEY, &[]);
+    registry.register(4, "AVRO", KEY, &[]);
+    let format = format!("type = \"protobuf\"\nregistry = {{ url = \"{}\" }}", registry.url());
+    let toml = route(
+        "payments",
+        "row_key = [\"id\"]",
+        &postgres.url("protobuf"),
+        &kafka.brokers(),
+        &format,
+        "key = \"/id\"\nunknown_fields = \"ignore\"\ncolumns = { cents = \"/money/cents\" }",
+    );
+    let produced = |payload: Vec<u8>| Produced { payload: Some(payload), ..Produced::default() };
+    let good = |id: i64| produced(wire(3, &[&[2, 2][..], &payment(id, -id)].concat()));
+    let bad = [
+        (wire(3, &[2, 8]), "index 4 at level 1"),
+        (wire(3, &[&[2, 2][..], &payment(1, 1), &[0x78, 1]].concat()), "field number 15"),
+        (wire(3, &[&[2, 2][..], &payment(1, 1)[..9]].concat()), "shop.Payment"),
+        (wire(4, &[2]), "a schema in Avro"),
+    ];
+    kafka.produce("payments", (1..500).map(good));
+    kafka.produce("payments", bad.iter().map(|(payload, _)| produced(payload.clone())));
+    kafka.produce("payments", (400..1_000).map(good));
+    let mut gateway = Gateway::new(&toml);
+    gateway.start().await;
+    let query = "SELECT count(*), count(*) FILTER (WHERE cents = -id AND raw = int8send(id) AND note IS NOT DISTINCT FROM
+                 CASE WHEN id % 2 = 0 THEN 'é' || id END AND at = to_timestamp(id) + interval '1 microsecond') FROM payments";
+    eventually("every payment, exactly", Duration::from_secs(60), async || {
+        let row = client.query_one(query, &[]).await.map_err(|fault| fault.to_string())?;
+        let found: (i64, i64) = (row.get(0), row.get(1));
+        if found == (999, 999) { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    let reasons = letters(&client, "payments").await;
+    assert_eq!(reasons.len(), bad.len(), "{reasons:?}");
+    for (reason, (_, says)) in reasons.iter().zip(&bad) {
+        assert!(reason.contains(says), "{says}: {reason}");
+    }
 }

@@ -46,10 +46,16 @@ pub(super) fn format(section: &Section<'_, '_>, has_relay: bool) -> (Format, Opt
         ("json", Kind::Row(Encoding::Json)),
         ("raw", Kind::Row(Encoding::Raw)),
         ("avro", Kind::Row(Encoding::Avro)),
+        ("protobuf", Kind::Row(Encoding::Protobuf)),
         ("debezium", Kind::Debezium),
         ("debezium-flat", Kind::Flat),
     ];
     let kind = type_item.as_ref().and_then(|item| item.choice(&kinds));
+    if let (Some(item), Some(Kind::Row(Encoding::Protobuf)), false) =
+        (&type_item, kind, cfg!(feature = "protobuf"))
+    {
+        item.fault("is not in this build", "build with the feature `protobuf`, or use \"avro\"");
+    }
     let mut encoding_item = type_item.clone();
     let (encoding, content) = match kind {
         None => (Encoding::Json, Content::Row),

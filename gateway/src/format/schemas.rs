@@ -13,6 +13,8 @@ use super::{Encoding, avro::AvroSchema};
 #[derive(Debug)]
 pub(crate) enum Parsed {
     Avro(AvroSchema),
+    #[cfg(feature = "protobuf")]
+    Protobuf(super::protobuf::ProtobufSchema),
 }
 
 impl Parsed {
@@ -22,6 +24,10 @@ impl Parsed {
         match (schema.kind, encoding) {
             (SchemaKind::Avro, Encoding::Avro) => {
                 AvroSchema::parse(references, &schema.text).map(Parsed::Avro)
+            }
+            #[cfg(feature = "protobuf")]
+            (SchemaKind::Protobuf, Encoding::Protobuf) => {
+                super::protobuf::ProtobufSchema::parse(&schema.references, &schema.text).map(Parsed::Protobuf)
             }
             (kind, _) => Err(format!(
                 "it is a schema in {}, and the route's format is {encoding:?}; set the format to what the topic holds",
@@ -43,6 +49,8 @@ impl Parsed {
     ) -> Result<(), String> {
         match self {
             Parsed::Avro(schema) => schema.read(bytes, kept, out),
+            #[cfg(feature = "protobuf")]
+            Parsed::Protobuf(schema) => schema.read(bytes, out),
         }
     }
 }

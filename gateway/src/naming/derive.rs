@@ -139,7 +139,11 @@ impl Namer {
         match (sight.payload, &self.rules.digest) {
             (Payload::Tombstone, _) => Ok(self.hasher.digest(b"")),
             (Payload::Unreadable(payload) | Payload::Raw(payload), _) => Ok(self.hasher.digest(payload)),
-            (Payload::Object(payload), DigestOver::Payload) => Ok(self.hasher.digest(payload.as_bytes())),
+            // Copies of a change differ in what the connector says of itself: the row counts.
+            (Payload::Object(row), DigestOver::Payload) => Ok(self.hasher.digest(match sight.change {
+                Some(_) => row.as_bytes(),
+                None => sight.record.payload.unwrap_or_default(),
+            })),
             (Payload::Object(_), DigestOver::Pointers(_)) => {
                 buffer.clear();
                 let mut parts = KeyBuffer::new(buffer);

@@ -61,7 +61,7 @@ impl Namer {
                 (None, _) => Given::Tombstone,
                 (Some(payload), Encoding::Raw) => Given::Raw(payload),
                 (Some(payload), Encoding::Json) => Given::Text(payload),
-                (Some(payload), Encoding::Avro) => {
+                (Some(payload), Encoding::Avro | Encoding::Protobuf) => {
                     self.decode("the payload", payload, &kept, row)?;
                     Given::Row
                 }
