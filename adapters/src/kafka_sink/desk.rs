@@ -155,9 +155,9 @@ impl Desk {
         if self.writer.is_none() {
             self.owned.clear();
             let Place { config, limits, id, book, .. } = &self.place;
+            book.lock().live.insert(id.clone());
             let writer = Writer::new(config, limits, id)
                 .map_err(|error| asking(&format!("taking transactional id {id:?}"), &error))?;
-            book.lock().live.insert(id.clone());
             if self.cluster.is_none() {
                 self.cluster = writer.cluster();
             }
@@ -434,6 +434,15 @@ impl Desk {
     }
 
     pub(super) fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError> {
+        let done = self.beat(owned);
+        if let Err(SinkError::NotApplied { .. }) = done {
+            // A cluster that cannot be asked may be another one when it can (P6).
+            self.writer = None;
+        }
+        done
+    }
+
+    fn beat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError> {
         self.ready()?;
         // A batch that went in shows as much, and better.
         let idle = |desk: &Self, shard: &ShardId| desk.owned.get(shard).is_none_or(|owned| !owned.moved);

@@ -391,7 +391,9 @@ pub(super) struct Plain(BaseProducer<Reports>);
 
 impl Plain {
     pub(super) fn new(config: &KafkaSinkConfig) -> Result<Self, KafkaError> {
-        let client = config.producer(&Limits::default());
+        let mut client = config.producer(&Limits::default());
+        // Whoever waits for a line is to hear soon that it cannot be written.
+        client.set("message.timeout.ms", ANSWER.as_millis().to_string());
         Ok(Self(BaseProducer::from_config_and_context(&client, Reports::default())?))
     }
 
