@@ -10,6 +10,10 @@
 //! come from twenty times as many scenarios. A failure names the seed of its scenario,
 //! and the shortest part of the scenario that fails still. Scenarios of even seeds are the same each time; in the others the sealer is
 //! not waited for, so that it meets all else.
+//!
+//! Of faults planted into the store the usual tests' part finds: a tail unlinked before the manifest names its run, a run that is not
+//! synced, tombstones that a new tail does not take over, a floor in force before it is durable, a tail that goes while a later group
+//! in it is needed. It does not meet a discard that forgets begun effects: that takes more scenarios.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
