@@ -292,7 +292,7 @@ async fn start(
         let started = Relay::start(
             Arc::new(gate.clone()),
             adapters::kafka::KafkaConfig { membership: Some(seat), ..relay.kafka() },
-            relay.relay(route.skip_gaps, route.rules.window_ms),
+            relay.relay(route.skip_gaps, route.rules.window_ms, needs(&route)),
             events,
         );
         relays.add(started.map_err(|fault| vec![named(&fault)])?, metrics.route(&route.name));
@@ -301,6 +301,16 @@ async fn start(
     let _ = (relays, seat);
     door.gate.set(gate).ok();
     Ok(())
+}
+
+/// What the route asks of its topics.
+#[cfg(feature = "kafka")]
+fn needs(route: &RouteConfig) -> adapters::kafka::SourceNeeds {
+    let timestamps = matches!(route.naming.event_time, crate::naming::EventTime::KafkaTimestamp);
+    adapters::kafka::SourceNeeds {
+        keep_ms: route.rules.window_ms.saturating_add(route.rules.lateness_ms),
+        timestamps,
+    }
 }
 
 /// As many relay lanes as are asked for, else one a core; a lane without partitions costs nothing.

@@ -140,6 +140,11 @@ impl Gateway {
         self.admin
     }
 
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::pid)
+    }
+
     /// How often it was started.
     pub fn starts(&self) -> usize {
         self.starts

@@ -46,11 +46,12 @@ pub struct RefusedOption {
 }
 
 /// Options that would break what a relay promises, or that have a setting of their own.
-const REFUSED: [(&str, &str); 17] = [
+const REFUSED: [(&str, &str); 19] = [
     ("allow.auto.create.topics", "a relay makes no topics: make the topic first"),
     ("auto.commit.enable", "offsets follow the sink; they are never committed by a timer"),
     ("auto.offset.reset", "a relay never jumps silently; use `start` and `gap`"),
     ("bootstrap.servers", "use `brokers`"),
+    ("check.crcs", "what arrives damaged is never taken for a record"),
     ("consume.callback.max.messages", "it has no meaning here"),
     ("enable.auto.commit", "offsets follow the sink; they are never committed by a timer"),
     ("enable.auto.offset.store", "offsets follow the sink; they are never stored by reading"),
@@ -66,9 +67,15 @@ const REFUSED: [(&str, &str); 17] = [
     ("offset.store.method", "positions are kept by the sink"),
     ("offset.store.path", "positions are kept by the sink"),
     ("plugin.library.paths", "code from outside is not loaded into the relay"),
+    ("statistics.interval.ms", "the relay reads the figures: lag, ends, and the number of partitions"),
     ("topic.blacklist", "name the topics in `topics`"),
 ];
 
+const SESSION: &str = "session.timeout.ms";
+const HEARTBEAT: &str = "heartbeat.interval.ms";
+/// A killed process is replaced after 6 s, not after the default of 45 s.
+const DEFAULT_SESSION_MS: u64 = 6000;
+const SESSION_MS: std::ops::RangeInclusive<u64> = 500..=600_000;
 const DEBUG: &str = "debug";
 const METADATA: &str = "metadata";
 const MAX_POLL_INTERVAL: &str = "max.poll.interval.ms";
@@ -115,9 +122,14 @@ impl KafkaConfig {
         for (name, value) in &self.options {
             if let Ok(at) = REFUSED.binary_search_by_key(&name.as_str(), |(name, _)| name) {
                 refuse(name, format!("is not passed on: {}", REFUSED[at].1));
+            } else if let Some(reason) = needs_tls(name, value) {
+                refuse(name, reason);
             } else if let Err(fault) = ClientConfig::new().set(name, value).create_native_config() {
                 refuse(name, client_fault(&fault));
             }
+        }
+        if let Some((name, reason)) = self.session_fault() {
+            faults.push(RefusedOption { name: name.to_owned(), reason });
         }
         if faults.is_empty()
             && let Err(fault) = self.client(1).create_native_config()
@@ -125,6 +137,27 @@ impl KafkaConfig {
             faults.push(RefusedOption { name: "options".to_owned(), reason: client_fault(&fault) });
         }
         faults
+    }
+
+    /// Times of the group's session with which no member could stay, or none would ever be missed.
+    fn session_fault(&self) -> Option<(&'static str, String)> {
+        let given = |name: &str| self.options.get(name).and_then(|value| value.trim().parse::<u64>().ok());
+        let session = given(SESSION);
+        if let Some(session) = session.filter(|ms| !SESSION_MS.contains(ms)) {
+            return Some((
+                SESSION,
+                format!(
+                    "is {session}, and must be from {} to {} ms: below, a short pause puts the member out; above, a dead one holds its \
+                     partitions for too long",
+                    SESSION_MS.start(),
+                    SESSION_MS.end()
+                ),
+            ));
+        }
+        let (heartbeat, session) = (given(HEARTBEAT)?, session.unwrap_or(DEFAULT_SESSION_MS));
+        (heartbeat.saturating_mul(2) > session).then(|| {
+            (HEARTBEAT, format!("is {heartbeat}, and must be at most half of {SESSION} ({session}): one lost heartbeat would put the member out"))
+        })
     }
 
     /// A member that does not poll for so long is put out of the group.
@@ -151,10 +184,9 @@ impl KafkaConfig {
             .set("check.crcs", "true")
             .set("statistics.interval.ms", "5000");
         if self.options.get("group.protocol").is_none_or(|protocol| protocol == "classic") {
-            // A killed process is replaced after 6 s, not after the default of 45 s.
             config
-                .set("session.timeout.ms", "6000")
-                .set("heartbeat.interval.ms", "2000")
+                .set(SESSION, DEFAULT_SESSION_MS.to_string())
+                .set(HEARTBEAT, "2000")
                 .set("partition.assignment.strategy", "cooperative-sticky");
         }
         if let Some(instance) = &self.instance {
@@ -199,6 +231,22 @@ impl KafkaConfig {
         }
         config
     }
+}
+
+/// Whether an option asks for what only OpenSSL brings, in a build without it; no value but names of protocols is shown.
+fn needs_tls(name: &str, value: &str) -> Option<String> {
+    if cfg!(feature = "kafka-tls") {
+        return None;
+    }
+    let value = value.trim().to_ascii_uppercase();
+    let asks = match name {
+        "security.protocol" => value == "SSL" || value == "SASL_SSL",
+        "sasl.mechanism" | "sasl.mechanisms" => value.starts_with("SCRAM-") || value == "OAUTHBEARER",
+        other => other.starts_with("ssl.") || other.starts_with("enable.ssl"),
+    };
+    asks.then(|| {
+        "needs TLS, which this build leaves out (SCRAM comes with it): build with the feature `kafka-tls` (needs OpenSSL's headers)".to_owned()
+    })
 }
 
 pub(crate) fn topic_fault(topic: &str) -> Option<&'static str> {
@@ -258,6 +306,46 @@ mod tests {
         for (name, _) in REFUSED {
             assert_eq!(names(&config(&[(name, "x")])), [name]);
         }
+    }
+
+    #[test]
+    fn what_needs_tls_names_the_feature_that_brings_it_and_shows_no_secret() {
+        for (name, value) in [
+            ("security.protocol", "SASL_SSL"),
+            ("security.protocol", "ssl"),
+            ("sasl.mechanisms", "SCRAM-SHA-512"),
+            ("ssl.key.password", "hunter2"),
+            ("ssl.ca.location", "/etc/ca.pem"),
+        ] {
+            let faults = config(&[(name, value)]).check();
+            if cfg!(feature = "kafka-tls") {
+                assert!(faults.iter().all(|fault| !fault.reason.contains("kafka-tls")), "{faults:?}");
+            } else {
+                assert_eq!(faults.len(), 1, "{faults:?}");
+                assert_eq!(faults[0].name, name);
+                assert!(faults[0].reason.contains("feature `kafka-tls`"), "{faults:?}");
+            }
+            assert!(!format!("{faults:?}").contains("hunter2"), "{faults:?}");
+        }
+        let plain = [
+            ("security.protocol", "SASL_PLAINTEXT"),
+            ("sasl.mechanisms", "PLAIN"),
+            ("sasl.username", "u"),
+            ("sasl.password", "p"),
+        ];
+        assert_eq!(config(&plain).check(), []);
+    }
+
+    #[test]
+    fn a_session_that_cannot_work_is_refused() {
+        for (name, value) in [
+            ("session.timeout.ms", "100"),
+            ("session.timeout.ms", "3600000"),
+            ("heartbeat.interval.ms", "5000"),
+        ] {
+            assert_eq!(names(&config(&[(name, value)])), [name], "{value}");
+        }
+        assert_eq!(config(&[("session.timeout.ms", "12000"), ("heartbeat.interval.ms", "6000")]).check(), []);
     }
 
     #[test]

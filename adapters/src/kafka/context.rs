@@ -77,11 +77,18 @@ pub(super) struct Context {
     closing: AtomicBool,
     /// All that the client library says is passed on, and not only its errors.
     debugs: bool,
+    /// The last error in the client library's words.
+    said: Mutex<Option<(RDKafkaErrorCode, String)>>,
 }
 
 impl Context {
     pub(super) fn new(debugs: bool) -> Self {
-        Self { events: Mutex::new(VecDeque::new()), closing: AtomicBool::new(false), debugs }
+        Self {
+            events: Mutex::new(VecDeque::new()),
+            closing: AtomicBool::new(false),
+            debugs,
+            said: Mutex::new(None),
+        }
     }
 
     pub(super) fn pop(&self) -> Option<Event> {
@@ -90,6 +97,11 @@ impl Context {
 
     pub(super) fn push(&self, event: Event) {
         self.events().push_back(event);
+    }
+
+    /// The last error that was told, and its code.
+    pub(super) fn said(&self) -> Option<(RDKafkaErrorCode, String)> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// From now on rebalances are answered here: the consumer is about to leave.
@@ -147,7 +159,17 @@ impl ClientContext for Context {
         self.push(Event::Figures { connected, ends, partitions });
     }
 
-    fn error(&self, _: KafkaError, reason: &str) {
+    fn error(&self, error: KafkaError, reason: &str) {
+        if let Some(code) = error.rdkafka_error_code() {
+            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            // Of what follows from a refusal the refusal is the cause.
+            let cause = said.as_ref().is_some_and(|(before, _)| {
+                refuses(*before) && !refuses(code) || code == RDKafkaErrorCode::AllBrokersDown
+            });
+            if !cause {
+                *said = Some((code, reason.to_owned()));
+            }
+        }
         // Comes again as the answer of the poll, which makes an event of it; the reason is only here.
         tracing::debug!(target: "librdkafka", "{reason}");
     }
@@ -196,6 +218,11 @@ pub(super) fn event(error: &KafkaError) -> Event {
             None => Event::Trouble(other.to_string()),
         },
     }
+}
+
+/// The broker, or the way to it, does not want us: it is the configuration.
+pub(super) fn refuses(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL)
 }
 
 fn is_fenced(code: RDKafkaErrorCode) -> bool {

@@ -11,6 +11,7 @@ mod config;
 mod context;
 mod dead_letters;
 mod membership;
+mod probe;
 mod reader;
 mod source;
 
@@ -21,6 +22,7 @@ pub use context::{CommitRefusal, Event};
 pub use dead_letters::DeadLetterTopic;
 pub use membership::Membership;
 pub(crate) use membership::Metadata;
+pub use probe::SourceNeeds;
 pub use reader::{ReadFault, Reader, SourceRecord};
 pub use source::{Commit, KafkaSource};
 

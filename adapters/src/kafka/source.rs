@@ -14,7 +14,7 @@ use rdkafka::{
 
 use super::{
     Event, KafkaConfig, KafkaFault, Reader, TopicPartition,
-    context::{Context, event, readable, refusal},
+    context::{Context, event, readable, refusal, refuses},
 };
 
 /// How long one question to a broker may take.
@@ -29,8 +29,8 @@ const START: &str = "oncegate start=";
 
 /// A member of a consumer group. Not for several threads at once: one owner polls and answers.
 pub struct KafkaSource {
-    consumer: Arc<BaseConsumer<Context>>,
-    config: KafkaConfig,
+    pub(super) consumer: Arc<BaseConsumer<Context>>,
+    pub(super) config: KafkaConfig,
     cluster: String,
     topics: Vec<(String, usize)>,
     ids: BTreeMap<String, String>,
@@ -77,7 +77,8 @@ impl KafkaSource {
         let probe = BaseConsumer::from_config_and_context(&config.probe(), Context::new(config.debugs()));
         let probe: BaseConsumer<Context> = probe.map_err(|error| KafkaFault::from(&error))?;
         let topics = config.topics.iter().map(|topic| Ok((topic.clone(), count_partitions(&probe, topic)?)));
-        let topics = topics.collect::<Result<Vec<_>, KafkaFault>>()?;
+        let topics =
+            topics.collect::<Result<Vec<_>, KafkaFault>>().map_err(|fault| explain(&probe, fault))?;
         let cluster = probe.client().fetch_cluster_id(ANSWER);
         let cluster = cluster
             .ok_or_else(|| KafkaFault::Unavailable("the brokers do not tell the cluster's id".to_owned()))?;
@@ -311,6 +312,24 @@ fn commit_list(commits: &[Commit]) -> KafkaResult<TopicPartitionList> {
         }
     }
     Ok(list)
+}
+
+/// A broker that does not answer has often said why, to those who poll.
+fn explain(probe: &BaseConsumer<Context>, fault: KafkaFault) -> KafkaFault {
+    if !matches!(fault, KafkaFault::Unavailable(_)) {
+        return fault;
+    }
+    for _ in 0..20 {
+        drop(probe.poll(Duration::from_millis(5)));
+    }
+    match probe.client().context().said() {
+        Some((code, reason)) if refuses(code) => KafkaFault::Unavailable(format!(
+            "a broker refuses the connection: {reason}; check `security.protocol`, `sasl.mechanisms`, `sasl.username` and \
+             `sasl.password` among the options, and that the listener is the one for clients"
+        )),
+        Some((_, reason)) => KafkaFault::Unavailable(format!("{fault}: {reason}").replacen("kafka: ", "", 1)),
+        None => fault,
+    }
 }
 
 /// The ids of the topics that were looked up with `probe`: it says them when it is polled. Not waited for long: old brokers have none.

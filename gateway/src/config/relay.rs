@@ -91,8 +91,13 @@ impl RelayConfig {
         }
     }
 
-    /// For the Kafka door; `skip_gaps` and `window_ms` as the route says.
-    pub fn relay(&self, skip_gaps: bool, window_ms: i64) -> crate::door::kafka::RelayOptions {
+    /// For the Kafka door; `skip_gaps`, `window_ms` and `needs` as the route says.
+    pub fn relay(
+        &self,
+        skip_gaps: bool,
+        window_ms: i64,
+        needs: adapters::kafka::SourceNeeds,
+    ) -> crate::door::kafka::RelayOptions {
         use crate::door::kafka::{Gap, RelayOptions, Start};
         RelayOptions {
             start: match self.start {
@@ -104,6 +109,7 @@ impl RelayConfig {
             drain: self.drain,
             commit_every: self.commit_every,
             max_drift: self.max_drift.unwrap_or(Duration::from_millis(window_ms.max(0).cast_unsigned())),
+            needs,
             ..RelayOptions::default()
         }
     }

@@ -73,8 +73,21 @@ impl Kafka {
         Self::with(count, |_, _| String::new())
     }
 
-    /// `count` brokers with further lines in their properties, made of a broker's number (from 0) and its port.
-    pub fn with(count: usize, further: impl Fn(usize, u16) -> String) -> Self {
+    /// One broker that also listens on `port` to those who name themselves by SASL PLAIN.
+    pub fn with_sasl(port: u16, user: &str, password: &str) -> Self {
+        Self::with(1, |_, listeners| {
+            format!(
+                "listeners={listeners},SASL_PLAINTEXT://127.0.0.1:{port}\n\
+                 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT\n\
+                 sasl.enabled.mechanisms=PLAIN\n\
+                 listener.name.sasl_plaintext.plain.sasl.jaas.config=\
+                 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}=\"{password}\";\n"
+            )
+        })
+    }
+
+    /// `count` brokers with further lines in their properties, made of a broker's number (from 0) and its listeners.
+    pub fn with(count: usize, further: impl Fn(usize, &str) -> String) -> Self {
         let folder =
             tempfile::Builder::new().prefix("oncegate-kafka-").tempdir().expect("a temporary folder");
         let nodes: Vec<Node> =
@@ -88,11 +101,12 @@ impl Kafka {
         for (at, controller) in controllers.into_iter().enumerate() {
             let (id, port) = (at + 1, kafka.nodes[at].port);
             let data = kafka.path(&format!("data-{at}")).display().to_string();
+            let listeners = format!("PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}");
             let mut properties = format!(
                 "process.roles=broker,controller\n\
                  node.id={id}\n\
                  controller.quorum.voters={voters}\n\
-                 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
+                 listeners={listeners}\n\
                  controller.listener.names=CONTROLLER\n\
                  log.dirs={data}\n\
                  auto.create.topics.enable=false\n\
@@ -107,7 +121,7 @@ impl Kafka {
                  broker.session.timeout.ms=3000\n\
                  group.initial.rebalance.delay.ms=0\n"
             );
-            properties.push_str(&further(at, port));
+            properties.push_str(&further(at, &listeners));
             fs::write(kafka.properties(at), properties).expect("the temporary folder can be written");
             let arguments =
                 kafka.java(at, "kafka.tools.StorageTool", &["format", "-t", "b25jZWdhdGUtdGVzdHMtMQ", "-c"]);

@@ -8,3 +8,4 @@ mod gaps;
 mod hand_over;
 mod reading;
 mod rig;
+mod secure;

@@ -24,7 +24,10 @@ use std::{
     time::Duration,
 };
 
-use adapters::{kafka::KafkaConfig, sink::ShardId};
+use adapters::{
+    kafka::{KafkaConfig, SourceNeeds},
+    sink::ShardId,
+};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
@@ -85,6 +88,8 @@ pub struct RelayOptions {
     pub commit_every: Duration,
     /// How far a partition's event time may be ahead of the slowest one's that has more to read.
     pub max_drift: Duration,
+    /// What the route asks of its topics: what does not fit is logged when the relay starts, and shown in its status.
+    pub needs: SourceNeeds,
     /// Records of a chunk, at most.
     pub chunk_records: usize,
     /// Bytes of a chunk, at most (and one record).
@@ -99,6 +104,7 @@ impl Default for RelayOptions {
             drain: Duration::from_secs(20),
             commit_every: Duration::from_secs(1),
             max_drift: Duration::from_secs(86_400),
+            needs: SourceNeeds::default(),
             chunk_records: 4096,
             chunk_bytes: 1 << 20,
         }

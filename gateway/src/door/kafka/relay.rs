@@ -73,6 +73,7 @@ pub(super) fn main<G: RelayGate>(
         loop {
             let Some(source) = open(route, config, shared)? else { return Ok(()) };
             info!(route, cluster = source.cluster(), group = config.group, "the relay has joined");
+            shared.status.lock().misfits = misfits(route, &source, options);
             let mut at_work = AtWork::new(gate, source, config, options, &mut events, shared);
             match at_work.run() {
                 Ok(()) => return Ok(()),
@@ -102,6 +103,21 @@ pub(super) fn main<G: RelayGate>(
     let mut status = shared.status.lock();
     status.partitions.clear();
     status.phase = Phase::Ended(reason);
+}
+
+/// What of topics and group does not fit: said in one list, and nothing is stopped for it.
+fn misfits(route: &str, source: &KafkaSource, options: &RelayOptions) -> Vec<String> {
+    match source.misfits(options.needs) {
+        Ok(misfits) => {
+            let all: Vec<String> = misfits.iter().map(ToString::to_string).collect();
+            all.iter().for_each(|misfit| warn!(route, "does not fit: {misfit}"));
+            all
+        }
+        Err(fault) => {
+            warn!(route, %fault, "topics and group are not checked");
+            vec![]
+        }
+    }
 }
 
 /// Connects; none if the relay is stopped before.

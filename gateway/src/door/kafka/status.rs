@@ -27,6 +27,8 @@ pub struct RelayStatus {
     pub partitions: Vec<PartitionStatus>,
     /// The topics.
     pub topics: Vec<TopicStatus>,
+    /// What of topics and group did not fit when the relay joined, each with its remedy.
+    pub misfits: Vec<String>,
     /// Records read since the start, those read again included.
     pub records: u64,
     /// Offsets passed over because they were gone (`gap = "skip"`).
