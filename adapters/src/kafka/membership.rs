@@ -108,6 +108,7 @@ impl Held {
         // Asked after the metadata. A member that was put out has metadata without a generation, which a broker takes from anybody:
         // its assignment counts as lost from then on, until this thread has answered.
         if consumer.assignment_lost() {
+            self.shards.clear();
             return;
         }
         let metadata = Arc::new(Metadata(metadata));

@@ -129,9 +129,18 @@ impl Book {
             let open = make().map_err(|error| asking("a reader of marks cannot be made", &error))?;
             let count = topics::partitions(&open.all, &self.topic)
                 .map_err(|error| asking("asking for the marks topic", &error))?;
-            if self.next.len() != count {
-                // Another topic, or one that has grown: what was folded may be another's.
-                (self.ledger, self.next) = (Ledger::default(), vec![0; count]);
+            if self.next.is_empty() {
+                self.next = vec![0; count];
+            } else if self.next.len() != count {
+                return Err(SinkError::NotApplied {
+                    reason: format!(
+                        "the marks topic {:?} had {} partitions and has {count}: instances that count differently look for shards in \
+                         different places; restart all instances of the route together",
+                        self.topic,
+                        self.next.len()
+                    ),
+                    retry: true,
+                });
             }
             self.open = Some(open);
         }

@@ -101,11 +101,12 @@ impl std::fmt::Debug for KafkaSinkConfig {
 }
 
 /// Options that would break what the sink promises, or that have a setting of their own.
-const REFUSED: [(&str, &str); 20] = [
+const REFUSED: [(&str, &str); 21] = [
     ("acks", "a batch is acknowledged by all in-sync replicas"),
     ("allow.auto.create.topics", "topics are made with the settings that they need, or not at all"),
     ("auto.offset.reset", "marks are read from where they are needed"),
     ("bootstrap.servers", "use `brokers`"),
+    ("client.rack", "marks are read from the leader: only it knows where they end"),
     ("delivery.report.only.error", "each record's delivery is waited for"),
     ("delivery.timeout.ms", "use `transaction_timeout`"),
     ("enable.auto.commit", "offsets go into the batch's transaction"),

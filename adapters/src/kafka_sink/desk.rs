@@ -136,9 +136,18 @@ impl Desk {
         Some(membership.group()?.to_string())
     }
 
-    /// The last owner's batches are fenced by the group that gave the shard to us.
-    pub(super) fn is_group_fenced(&self, shard: &str, state: &State) -> bool {
-        state.group.is_some() && state.group == self.group_of(shard)
+    /// A partition of our group that it has taken back has another owner: we must not claim it from there.
+    pub(super) fn refuse_taken_back(&self, shards: &[ShardId]) -> Result<(), SinkError> {
+        let (Some(membership), Some(cluster)) = (&self.place.membership, self.cluster.as_deref()) else {
+            return Ok(());
+        };
+        let of_cluster = |shard: &&ShardId| {
+            shard.strip_prefix("kafka/").and_then(|rest| rest.split('/').next()) == Some(cluster)
+        };
+        match shards.iter().filter(of_cluster).find(|shard| membership.of(shard).is_none()) {
+            Some(shard) => Err(not_applied(format!("the consumer group has taken shard {shard} back"))),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn life(&self) -> Option<Life> {
@@ -263,6 +272,21 @@ impl Desk {
     pub(super) fn look(&self, shards: &[ShardId], taking: bool) -> Result<MutexGuard<'_, Book>, SinkError> {
         self.follow(&self.homes(shards)?, if taking { shards } else { &[] })?;
         Ok(self.place.book.lock())
+    }
+
+    /// As [`Desk::look`] for shards that are taken; of all partitions if there is one of which nothing is known: its lines may lie where
+    /// it would not begin today, for the marks topic may have grown.
+    pub(super) fn look_everywhere(&self, shards: &[ShardId]) -> Result<MutexGuard<'_, Book>, SinkError> {
+        let unknown = {
+            let mut book = self.place.book.lock();
+            book.all()?;
+            shards.iter().any(|shard| book.ledger.shard(shard).is_none())
+        };
+        if unknown {
+            let all = self.place.book.lock().all()?;
+            self.follow(&all, shards)?;
+        }
+        self.look(shards, true)
     }
 
     /// The book, with what is decided of `shards` now: waits for nobody.

@@ -16,9 +16,9 @@
 //!
 //! # The fence
 //! A log has no conditional write, so a batch is kept out in another way: whoever takes a shard over makes sure *first* that no earlier
-//! owner can commit. Either the earlier owner's batches carry offsets under a generation of the consumer group that has passed
-//! (KIP-447), or its transactional id, which each line names, is taken over by `init_transactions`. Then the log is read to the end
-//! that it has now, waiting for what is open (P14), and a claim is written, in a transaction of the new owner's own: if that commits,
+//! owner can commit: its transactional id, which each line names, is taken over by `init_transactions`. That the shard was given by a
+//! consumer group proves nothing, for whoever takes it may itself have been put out since. (Batches of a group's shards carry offsets
+//! under its generation as well (KIP-447): a member that was put out commits none.) Then the log is read to the end that it has now, waiting for what is open (P14), and a claim is written, in a transaction of the new owner's own: if that commits,
 //! nobody has taken its id over. Of two claims that raise the same epoch the first in the log holds; the other finds that out by
 //! reading on, fences the winner, and claims again.
 //!

@@ -48,10 +48,11 @@ impl Desk {
         let mut fenced: HashSet<(ShardId, i64)> = HashSet::new();
         for _ in 0..ATTEMPTS {
             self.connect()?;
+            self.refuse_taken_back(shards)?;
             let mut homes = Vec::with_capacity(shards.len());
             let mut found = Vec::with_capacity(shards.len());
             {
-                let mut book = self.look(shards, true)?;
+                let mut book = self.look_everywhere(shards)?;
                 for shard in shards {
                     let home = book.home(shard)?;
                     homes.push(home);
@@ -74,8 +75,7 @@ impl Desk {
             let mut ids = BTreeSet::new();
             for (shard, known) in shards.iter().zip(&found) {
                 let Some(Shard { state, .. }) = known else { continue };
-                let other = state.writer != self.place.id && !self.is_group_fenced(shard, state);
-                if other && fenced.insert((shard.clone(), state.epoch)) {
+                if state.writer != self.place.id && fenced.insert((shard.clone(), state.epoch)) {
                     ids.insert(state.writer.clone());
                 }
             }

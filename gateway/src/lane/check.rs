@@ -273,8 +273,13 @@ impl Lane {
         for letter in &flight.letters {
             latest.entry(letter.record.slot).or_default();
         }
+        // A partition that has brought nothing yet holds no fact, and has no position to move with.
+        let begun = |slot: &u32, shard: &OwnedShard| *slot == CALL_SLOT || shard.prefix().is_some();
+        let any_begun = self.slots.iter().any(|(slot, shard)| begun(slot, shard));
+        let for_notes =
+            self.slots.iter().filter(|(slot, shard)| !any_begun || begun(slot, shard)).map(|(&slot, _)| slot);
         if !flight.notes.is_empty()
-            && let Some(&slot) = self.slots.keys().next_back()
+            && let Some(slot) = for_notes.clone().next_back()
         {
             let seen = latest.entry(slot).or_default();
             // Effects take time forward as records do, or a route of effects alone would never forget.
@@ -289,9 +294,9 @@ impl Lane {
         }
         // A key is taken back in every shard, for any of them may hold its fact (P12).
         if flight.notes.iter().any(|(note, _)| note.settled == Settled::Forgotten) {
-            for &slot in self.slots.keys() {
+            for_notes.for_each(|slot| {
                 latest.entry(slot).or_default();
-            }
+            });
         }
         if latest.is_empty() && self.positions_at.elapsed() < POSITIONS_ONLY {
             return false;
