@@ -455,12 +455,11 @@ impl Way {
 async fn p5_a_commit_whose_reply_is_lost_is_found_and_not_repeated() {
     let behind = free_port();
     let way = Way::to(behind).await;
-    let controller = free_port();
-    let kafka = Kafka::with(1, |_, port| {
+    let kafka = Kafka::with(1, |_, listeners| {
+        let plain = listeners.split(',').next().unwrap_or_default();
         format!(
-            "controller.quorum.voters=1@127.0.0.1:{controller}\n\
-             listeners=PLAINTEXT://127.0.0.1:{port},BEHIND://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}\n\
-             advertised.listeners=PLAINTEXT://127.0.0.1:{port},BEHIND://127.0.0.1:{}\n\
+            "listeners={listeners},BEHIND://127.0.0.1:{behind}\n\
+             advertised.listeners={plain},BEHIND://127.0.0.1:{}\n\
              listener.security.protocol.map=PLAINTEXT:PLAINTEXT,BEHIND:PLAINTEXT,CONTROLLER:PLAINTEXT\n",
             way.port
         )

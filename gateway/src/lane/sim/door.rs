@@ -169,7 +169,10 @@ impl Reader {
         self.next_slot += 1;
         let lane = partition % self.gate.relay_lanes().len();
         let (reply, answer) = oneshot::channel();
-        let (source, renew) = (self.topic.lock().id.clone(), self.topic.lock().renew);
+        let (source, renew) = {
+            let topic = self.topic.lock();
+            (topic.id.clone(), topic.renew)
+        };
         let shard = shard_of(partition).as_str().into();
         let shards = vec![Wanted { slot: number, shard, source, renew }];
         self.send(lane, ToLane::Assign { shards, reply }).await;
