@@ -229,7 +229,7 @@ fn p16_a_run_that_does_not_fit_is_tried_ever_more_rarely_and_at_once_when_there_
     settle(&store, "a", 4, [], 2_000);
     wait_until("the sealer", || disk.waiting());
     // Enough for the tail, not for the run's hundred blocks.
-    disk.set_room(Some(disk.used() + 200_000));
+    disk.set_room(Some(disk.used() + 80_000));
     disk.stall(None);
     let start = Instant::now();
     let mut sequence = 5;
