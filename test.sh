@@ -117,6 +117,7 @@ step "clippy" cargo clippy -q "${packages[@]}" --all-targets -- -D warnings || t
 step "clippy of interleavings" cargo clippy -q -p dedup-store --features shuttle --all-targets -- -D warnings || true
 step "interleavings of the store's threads" cargo test -p dedup-store --features shuttle --lib --no-fail-fast || true
 step "tests without servers" cargo test --workspace --exclude oncegate-tests --lib --bins --tests --no-fail-fast || true
-$quick || step "tests with live servers" cargo test -p oncegate-tests --lib --tests --no-fail-fast || true
+# One at a time: they share servers, and the names of instances.
+$quick || step "tests with live servers" env RUST_TEST_THREADS=1 cargo test -p oncegate-tests --lib --tests --no-fail-fast || true
 step "documentation tests" cargo test "${packages[@]}" --doc || true
 finish

@@ -274,21 +274,6 @@ impl Desk {
         Ok(self.place.book.lock())
     }
 
-    /// As [`Desk::look`] for shards that are taken; of all partitions if there is one of which nothing is known: its lines may lie where
-    /// it would not begin today, for the marks topic may have grown.
-    pub(super) fn look_everywhere(&self, shards: &[ShardId]) -> Result<MutexGuard<'_, Book>, SinkError> {
-        let unknown = {
-            let mut book = self.place.book.lock();
-            book.all()?;
-            shards.iter().any(|shard| book.ledger.shard(shard).is_none())
-        };
-        if unknown {
-            let all = self.place.book.lock().all()?;
-            self.follow(&all, shards)?;
-        }
-        self.look(shards, true)
-    }
-
     /// The book, with what is decided of `shards` now: waits for nobody.
     fn glance(&self, shards: &[ShardId]) -> Result<MutexGuard<'_, Book>, SinkError> {
         let homes = self.homes(shards)?;

@@ -52,7 +52,7 @@ impl Desk {
             let mut homes = Vec::with_capacity(shards.len());
             let mut found = Vec::with_capacity(shards.len());
             {
-                let mut book = self.look_everywhere(shards)?;
+                let mut book = self.look(shards, true)?;
                 for shard in shards {
                     let home = book.home(shard)?;
                     homes.push(home);
