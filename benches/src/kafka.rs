@@ -25,7 +25,6 @@ use rdkafka::{
     ClientConfig, Message, Offset, TopicPartitionList,
     consumer::{BaseConsumer, Consumer},
     error::KafkaError,
-    message::OwnedHeaders,
     producer::{BaseProducer, BaseRecord, Producer},
     types::RDKafkaErrorCode,
 };
@@ -241,7 +240,7 @@ fn plain_loop(brokers: &str, source: &str, out: &str, partition: i32, end: i64) 
             record.payload = message.payload();
             record.timestamp = message.timestamp().to_millis();
             if let Some(headers) = message.headers() {
-                record = record.headers(OwnedHeaders::from(headers.detach()));
+                record = record.headers(headers.detach());
             }
             while let Err((error, again)) = producer.send(record) {
                 assert_eq!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull));
