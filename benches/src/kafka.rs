@@ -15,7 +15,6 @@ use oncegate::{
     key::{KeySpec, Pointer},
     lane::Rules,
     naming::{EventTime, NamingRules},
-    outcome::Outcome,
 };
 use oncegate_tests::{
     servers::{Kafka, Produced, committed},
@@ -31,7 +30,7 @@ use rdkafka::{
 
 use crate::{
     Scale,
-    relay::rate_of_work,
+    relay::{print_stages, rate_of_work, until_counted},
     report::{Report, Row},
 };
 
@@ -162,25 +161,12 @@ impl Bench<'_> {
         let events = gate.take_events().expect("given out once");
         let relay =
             Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
-        let mut counted: Vec<(Instant, u64)> = Vec::new();
-        while counted.last().is_none_or(|&(_, records)| records < count as u64) {
-            let now: u64 = Outcome::ALL.iter().map(|&outcome| gate.metrics().counted(outcome)).sum();
-            if now > counted.last().map_or(0, |&(_, records)| records) {
-                counted.push((Instant::now(), now));
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            assert!(started.elapsed() < Duration::from_secs(300), "stuck at {now} of {count}");
-        }
+        let counted = until_counted(&gate, count).await;
         let took = started.elapsed();
         let (rate, tail) = rate_of_work(&counted);
         relay.stop().await;
         gate.close().await;
-        if std::env::var_os("BENCH_STAGES").is_some() {
-            let text = metrics.render(oncegate::metrics::Format::Text, 0);
-            text.lines()
-                .filter(|line| line.contains("_sum{") || line.contains("_count{"))
-                .for_each(|line| eprintln!("{line}"));
-        }
+        print_stages(&metrics);
         let found = committed(&self.kafka.brokers(), &out);
         let distinct: std::collections::HashSet<&[u8]> =
             found.iter().filter_map(|record| record.payload.as_deref()).collect();

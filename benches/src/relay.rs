@@ -206,29 +206,12 @@ impl Bench<'_> {
         let events = gate.take_events().expect("given out once");
         let relay =
             Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
-        let done = |gate: &Gate| -> u64 {
-            Outcome::ALL.iter().map(|&outcome| gate.metrics().counted(outcome)).sum()
-        };
-        // When how many records were counted.
-        let mut counted: Vec<(Instant, u64)> = Vec::new();
-        while counted.last().is_none_or(|&(_, records)| records < count as u64) {
-            let now = done(&gate);
-            if now > counted.last().map_or(0, |&(_, records)| records) {
-                counted.push((Instant::now(), now));
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            assert!(started.elapsed() < Duration::from_secs(300), "stuck at {now} of {count}");
-        }
+        let counted = until_counted(&gate, count).await;
         let took = started.elapsed();
         let (rate, tail) = rate_of_work(&counted);
         relay.stop().await;
         gate.close().await;
-        if std::env::var_os("BENCH_STAGES").is_some() {
-            let text = metrics.render(oncegate::metrics::Format::Text, 0);
-            text.lines()
-                .filter(|line| line.contains("_sum{") || line.contains("_count{"))
-                .for_each(|line| eprintln!("{line}"));
-        }
+        print_stages(&metrics);
         let correct = self.check(&client).await;
         Row {
             figure: self.figure,
@@ -263,6 +246,31 @@ impl Bench<'_> {
 
 /// A lane that has nothing to write lets positions go out once a second. A batch takes far less.
 const SILENCE: Duration = Duration::from_millis(500);
+
+/// Waits until `count` records are counted; answers with when how many were.
+pub(crate) async fn until_counted(gate: &Gate, count: usize) -> Vec<(Instant, u64)> {
+    let until = Instant::now() + Duration::from_secs(300);
+    let mut counted: Vec<(Instant, u64)> = Vec::new();
+    while counted.last().is_none_or(|&(_, records)| records < count as u64) {
+        let now: u64 = Outcome::ALL.iter().map(|&outcome| gate.metrics().counted(outcome)).sum();
+        if now > counted.last().map_or(0, |&(_, records)| records) {
+            counted.push((Instant::now(), now));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(Instant::now() < until, "stuck at {now} of {count}");
+    }
+    counted
+}
+
+/// Where the gateway's time went, if `BENCH_STAGES` asks for it.
+pub(crate) fn print_stages(metrics: &oncegate::metrics::Metrics) {
+    if std::env::var_os("BENCH_STAGES").is_some() {
+        let text = metrics.render(oncegate::metrics::Format::Text, 0);
+        text.lines()
+            .filter(|line| line.contains("_sum{") || line.contains("_count{"))
+            .for_each(|line| eprintln!("{line}"));
+    }
+}
 
 /// The rate of the work itself, and how many records were counted after it. Joining the group takes as long as it takes, once: the
 /// clock starts with the first records that are counted. The last copies of all are counted with their positions, which go out a
