@@ -16,6 +16,9 @@ const TAIL_BYTES_PER_KEY: f64 = 30.0;
 /// Tables besides the open slot's: one slot is sealed while the next fills.
 const TABLES: u64 = 2;
 
+/// No store holds more, and the bytes of so many can still be counted. A watermark that hardly moved while keys came makes any pace.
+const MOST_KEYS: f64 = (1_u64 << 48) as f64;
+
 /// How fast keys come, in event time: measured over whole slots, older ones count less and less.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Pace {
@@ -142,8 +145,8 @@ struct Need {
 impl Need {
     fn of(per_ms: f64, span_ms: i64, sizes: &SlotSizes) -> Self {
         // A slot stays until its newest key has passed.
-        let keys = (per_ms * (span_ms.max(0) as f64 + sizes.width_ms as f64)).ceil() as u64;
-        let of_width = (per_ms * sizes.width_ms as f64).ceil() as u64;
+        let keys = (per_ms * (span_ms.max(0) as f64 + sizes.width_ms as f64)).ceil().min(MOST_KEYS) as u64;
+        let of_width = ((per_ms * sizes.width_ms as f64).ceil() as u64).min(keys);
         let slot_keys =
             slots::full_keys_for(of_width).unwrap_or(of_width).min(of_width).clamp(1, sizes.max_keys);
         if slot_keys < sizes.seal_keys {
@@ -223,6 +226,18 @@ mod tests {
     fn a_disk_that_will_not_suffice_is_said() {
         let text = plan(1_000_000, &options(16 << 30, 100 << 20)).to_string();
         assert!(text.contains("max_disk is 104857600 bytes: raise it to"), "{text}");
+    }
+
+    #[test]
+    fn keys_without_end_are_planned_for_without_overflow() {
+        for max_memory_bytes in [1 << 20, 1 << 40, u64::MAX] {
+            let options = StoreOptions { window_ms: i64::MAX, ..options(max_memory_bytes, u64::MAX) };
+            let sizes = SlotSizes::new(i64::MAX / 12, options.max_memory_bytes);
+            let mut pace = Pace::default();
+            pace.add(u64::MAX, 1);
+            let plan = Plan::new(&pace, &sizes, &options).unwrap();
+            assert!(plan.keys >= 1 << 47 && plan.disk_bytes > plan.keys, "{plan:?}");
+        }
     }
 
     #[test]
