@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use percent_encoding::percent_decode_str;
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -104,7 +105,7 @@ fn take_ssl_options(url: &str) -> (String, SslOptions) {
             false
         }
         Some(("sslrootcert", value)) => {
-            ssl.root_cert = Some(percent_decode(value));
+            ssl.root_cert = Some(percent_decode_str(value).decode_utf8_lossy().into_owned());
             false
         }
         _ => true,
@@ -124,26 +125,6 @@ fn take_ssl_options(url: &str) -> (String, SslOptions) {
         words.join(" ")
     };
     (kept, ssl)
-}
-
-fn percent_decode(text: &str) -> String {
-    let mut out = Vec::with_capacity(text.len());
-    let bytes = text.as_bytes();
-    let mut at = 0;
-    while let Some(&byte) = bytes.get(at) {
-        let digit = |offset: usize| bytes.get(at + offset).and_then(|digit| crate::decode::nibble(*digit));
-        match (byte, digit(1), digit(2)) {
-            (b'%', Some(high), Some(low)) => {
-                out.push(high << 4 | low);
-                at += 3;
-            }
-            _ => {
-                out.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn tls_config(verify: bool, root_cert: Option<&str>) -> Result<ClientConfig, Misfit> {
