@@ -98,6 +98,27 @@ impl<'a> Reader<'a> {
         Ok(count.unsigned_abs())
     }
 
+    /// All items of an array or a map, with commas between them.
+    fn blocks(
+        &mut self,
+        out: &mut String,
+        mut item: impl FnMut(&mut Self, &mut String) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut first = true;
+        loop {
+            let count = self.block()?;
+            if count == 0 {
+                return Ok(());
+            }
+            for _ in 0..count {
+                if !std::mem::take(&mut first) {
+                    out.push(',');
+                }
+                item(self, out)?;
+            }
+        }
+    }
+
     /// On an error `path` says where.
     fn value(
         &mut self,
@@ -169,40 +190,18 @@ impl<'a> Reader<'a> {
             }
             Kind::Array(items) => {
                 out.push('[');
-                let mut first = true;
-                loop {
-                    let count = self.block()?;
-                    if count == 0 {
-                        break;
-                    }
-                    for _ in 0..count {
-                        if !std::mem::take(&mut first) {
-                            out.push(',');
-                        }
-                        self.value(*items, deeper, path, out)?;
-                    }
-                }
+                self.blocks(out, |reader, out| reader.value(*items, deeper, path, out))?;
                 out.push(']');
             }
             Kind::Map(values) => {
                 out.push('{');
-                let mut first = true;
-                loop {
-                    let count = self.block()?;
-                    if count == 0 {
-                        break;
-                    }
-                    for _ in 0..count {
-                        if !std::mem::take(&mut first) {
-                            out.push(',');
-                        }
-                        let length = self.length()?;
-                        let name = std::str::from_utf8(self.take(length)?)
-                            .map_err(|_| "a key of a map is not UTF-8".to_owned())?;
-                        push_name(name, out);
-                        self.value(*values, deeper, path, out)?;
-                    }
-                }
+                self.blocks(out, |reader, out| {
+                    let length = reader.length()?;
+                    let name = std::str::from_utf8(reader.take(length)?)
+                        .map_err(|_| "a key of a map is not UTF-8".to_owned())?;
+                    push_name(name, out);
+                    reader.value(*values, deeper, path, out)
+                })?;
                 out.push('}');
             }
             Kind::Record(fields) => {
