@@ -35,12 +35,17 @@ pub struct Letter<'a> {
 impl Letter<'_> {
     /// The fingerprint in hex digits.
     pub fn key_hex(&self) -> String {
-        use std::fmt::Write;
-        self.key.iter().fold(String::with_capacity(32), |mut hex, byte| {
-            write!(hex, "{byte:02x}").expect("text can be written");
-            hex
-        })
+        hex(self.key)
     }
+}
+
+/// In hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut hex, byte| {
+        write!(hex, "{byte:02x}").expect("text can be written");
+        hex
+    })
 }
 
 /// Dead letters were not kept, or only perhaps: the position may not pass. The same letters may be written again (a letter is

@@ -298,8 +298,10 @@ impl Submit for Gate {
     fn peek(&self, chunk: &Chunk) -> Option<Vec<Answer>> {
         let route = &self.0.route;
         let mut answers = Vec::with_capacity(chunk.records.len());
+        // A record that cannot be written has no key that counts.
+        let key = |named: &Named| named.fingerprint.filter(|_| named.problem.is_none());
         for named in &chunk.records {
-            let known = match named.fingerprint.filter(|_| named.problem.is_none()) {
+            let known = match key(named) {
                 // Where memory does not tell, the rest is looked up where reading holds nobody up.
                 Some(fingerprint) => match route.store.peek_in_memory(&fingerprint).ok()? {
                     Some(known) => known,
@@ -313,8 +315,7 @@ impl Submit for Gate {
         if !rest.is_empty() {
             let more: Option<Vec<Answer>> = route.ask_store(|store| {
                 let look = |named: &Named| {
-                    let fingerprint = named.fingerprint.filter(|_| named.problem.is_none());
-                    let known = fingerprint.map(|fingerprint| store.peek(&fingerprint)).transpose().ok()?;
+                    let known = key(named).map(|fingerprint| store.peek(&fingerprint)).transpose().ok()?;
                     self.answer_known(named, known.flatten())
                 };
                 rest.iter().map(look).collect()

@@ -1,6 +1,6 @@
 //! One batch, one transaction: marks, rows, dead letters, offsets, commit.
 
-use std::{fmt::Write, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use rdkafka::{Offset, TopicPartitionList};
@@ -13,7 +13,7 @@ use super::{
     writer::{Broken, Writer},
 };
 use crate::{
-    dead_letters::Letter,
+    dead_letters::{Letter, hex},
     kafka::Metadata,
     sink::{Batch, OnRefused, Row, RowKind, RowOutcome, ShardStep, SinkError, Source},
 };
@@ -103,13 +103,6 @@ fn refusal(row: &Row<'_>, place: &Place) -> Option<String> {
 /// A delete is a record without value.
 fn value_of<'a>(row: &Row<'a>) -> Option<&'a [u8]> {
     row.source.payload.filter(|_| row.kind == RowKind::Write)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut hex, byte| {
-        write!(hex, "{byte:02x}").expect("text can be written");
-        hex
-    })
 }
 
 impl Work {

@@ -131,20 +131,20 @@ impl Desk {
     /// The group whose generation fences our batches of `shard`, if one does: the shard is a partition of this very cluster.
     pub(super) fn group_of(&self, shard: &str) -> Option<String> {
         let membership = self.place.membership.as_ref()?;
-        let here = shard.strip_prefix("kafka/")?.split('/').next()? == self.cluster.as_deref()?;
-        membership.of(shard).filter(|_| here)?;
+        membership.of(shard).filter(|_| self.is_here(shard))?;
         Some(membership.group()?.to_string())
+    }
+
+    /// The shard is a partition of this very cluster.
+    fn is_here(&self, shard: &str) -> bool {
+        let cluster = shard.strip_prefix("kafka/").and_then(|rest| rest.split('/').next());
+        cluster.is_some() && cluster == self.cluster.as_deref()
     }
 
     /// A partition of our group that it has taken back has another owner: we must not claim it from there.
     pub(super) fn refuse_taken_back(&self, shards: &[ShardId]) -> Result<(), SinkError> {
-        let (Some(membership), Some(cluster)) = (&self.place.membership, self.cluster.as_deref()) else {
-            return Ok(());
-        };
-        let of_cluster = |shard: &&ShardId| {
-            shard.strip_prefix("kafka/").and_then(|rest| rest.split('/').next()) == Some(cluster)
-        };
-        match shards.iter().filter(of_cluster).find(|shard| membership.of(shard).is_none()) {
+        let Some(membership) = &self.place.membership else { return Ok(()) };
+        match shards.iter().find(|shard| self.is_here(shard) && membership.of(shard).is_none()) {
             Some(shard) => Err(not_applied(format!("the consumer group has taken shard {shard} back"))),
             None => Ok(()),
         }
