@@ -268,7 +268,7 @@ impl Store {
         held.pending.bytes >= WAIT_BYTES || slots.unsealed() > 0 || slots.closed().runs().next().is_some()
     }
 
-    /// What is settled under a key, without claiming: the door's fast path for duplicates. May read one page.
+    /// What is settled under a key, without claiming: the door's fast path for duplicates. May read one block.
     pub fn peek(&self, fingerprint: &Fingerprint) -> Result<Option<Known>, StoreError> {
         let held = self.shared.held.lock();
         held.check()?;
