@@ -310,7 +310,8 @@ fn from_decimal(decimal: &Decimal<'_>, low: i64, high: i64) -> Result<i64, Fault
 }
 
 /// The double that `text` means. Lossless: the double, printed to as many significant digits as the text has, must
-/// give the text's digits (always so up to 15 digits; so `0.1` is taken and 2^53 + 1 is refused).
+/// give the text's digits (always so up to 15 digits; so `0.1` is taken and 2^53 + 1 is refused). Its shortest form is taken, too:
+/// where the double lies half-way between two texts, some writers round up and others to even.
 /// `NaN`, `Infinity` and `-Infinity` are taken, which only strings can hold.
 pub fn double(text: &str) -> Result<f64, Fault> {
     if let Some(value) = not_finite(text) {
@@ -319,7 +320,10 @@ pub fn double(text: &str) -> Result<f64, Fault> {
     let decimal = Decimal::parse(text)?;
     let value: f64 = text.parse().map_err(|_| Fault::Borrowed("needs a decimal number"))?;
     let surely = (1e-290..1e290).contains(&value.abs());
-    check_float(&decimal, value.is_finite(), surely.then_some(15), |digits| format!("{value:.digits$e}"))?;
+    check_float(&decimal, value.is_finite(), surely.then_some(15), |digits| match digits {
+        Some(digits) => format!("{value:.digits$e}"),
+        None => format!("{value:e}"),
+    })?;
     Ok(value)
 }
 
@@ -331,7 +335,10 @@ pub fn single(text: &str) -> Result<f32, Fault> {
     let decimal = Decimal::parse(text)?;
     let value: f32 = text.parse().map_err(|_| Fault::Borrowed("needs a decimal number"))?;
     let surely = (1e-30..1e30).contains(&value.abs());
-    check_float(&decimal, value.is_finite(), surely.then_some(6), |digits| format!("{value:.digits$e}"))?;
+    check_float(&decimal, value.is_finite(), surely.then_some(6), |digits| match digits {
+        Some(digits) => format!("{value:.digits$e}"),
+        None => format!("{value:e}"),
+    })?;
     Ok(value)
 }
 
@@ -344,12 +351,12 @@ fn not_finite(text: &str) -> Option<f64> {
     }
 }
 
-/// `print` gives the float in scientific form with so many digits behind the point.
+/// `print` gives the float in scientific form with so many digits behind the point, or else as few as tell it from all others.
 fn check_float(
     decimal: &Decimal<'_>,
     finite: bool,
     surely: Option<usize>,
-    print: impl Fn(usize) -> String,
+    print: impl Fn(Option<usize>) -> String,
 ) -> Result<(), Fault> {
     if !finite {
         return Err("beyond the largest value of the type".into());
@@ -359,15 +366,14 @@ fn check_float(
     if surely.is_some_and(|surely| count <= surely) || count == 0 {
         return Ok(());
     }
-    // No double has more digits than this, so a longer text cannot be one.
-    let same = count <= 1100 && {
-        let printed = print(count - 1);
+    let same = |printed: String| {
         Decimal::parse(&printed).is_ok_and(|back| {
             let back = back.significant();
             back.point == significant.point && back.digits().eq(significant.digits())
         })
     };
-    if same {
+    // No double has more digits than this, so a longer text cannot be one.
+    if count <= 1100 && (same(print(Some(count - 1))) || same(print(None))) {
         Ok(())
     } else {
         Err("has more digits than the type can hold; use numeric or a string column".into())
@@ -565,6 +571,16 @@ mod tests {
         ] {
             assert!(uuid(text).is_err(), "{text}");
         }
+    }
+
+    /// 984491274257413.25 lies half-way between two texts of 16 digits. The one that rounds up, which is how some writers print it,
+    /// was refused as having too many digits; the other was taken.
+    #[test]
+    fn a_double_half_way_between_two_texts_is_read_from_either() {
+        for text in ["984491274257413.2", "984491274257413.3", "984491274257413.25"] {
+            assert_eq!(double(text), Ok(984_491_274_257_413.25), "{text}");
+        }
+        assert!(double("984491274257413.31").is_err());
     }
 
     proptest! {

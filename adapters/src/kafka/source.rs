@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeMap,
+    ops::Deref,
     sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -21,7 +22,7 @@ use super::{
 const ANSWER: Duration = Duration::from_secs(5);
 /// Events that one poll of the client library may swallow before the next one is looked at.
 const POLLS: usize = 16;
-/// How long a commit under way is waited for when the group is left.
+/// How long a commit under way is waited for when the group is left, and then the group's answer.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// How long topics' ids are waited for.
 const IDS: Duration = Duration::from_millis(500);
@@ -29,7 +30,7 @@ const START: &str = "oncegate start=";
 
 /// A member of a consumer group. Not for several threads at once: one owner polls and answers.
 pub struct KafkaSource {
-    pub(super) consumer: Arc<BaseConsumer<Context>>,
+    pub(super) consumer: Member,
     pub(super) config: KafkaConfig,
     cluster: String,
     topics: Vec<(String, usize)>,
@@ -37,6 +38,9 @@ pub struct KafkaSource {
     wake: Arc<dyn Fn() + Send + Sync>,
     committer: Option<Committer>,
 }
+
+/// The client library's member of the group.
+pub(super) struct Member(Option<Arc<BaseConsumer<Context>>>);
 
 /// Sends commits and waits for their answers: the client library's own callback never comes for a commit that is sent without
 /// waiting.
@@ -92,7 +96,15 @@ impl KafkaSource {
         consumer.set_nonempty_callback(move || waker());
         let consumer = Arc::new(consumer);
         let committer = Some(committer(consumer.clone(), wake.clone())?);
-        let source = Self { consumer, config: config.clone(), cluster, topics, ids, wake, committer };
+        let source = Self {
+            consumer: Member(Some(consumer)),
+            config: config.clone(),
+            cluster,
+            topics,
+            ids,
+            wake,
+            committer,
+        };
         let names: Vec<&str> = source.topics.iter().map(|(topic, _)| topic.as_str()).collect();
         if let Some(membership) = &config.membership {
             membership.joined(&config.group);
@@ -264,24 +276,52 @@ impl KafkaSource {
     }
 }
 
-/// Leaves the group. Readers must be gone before.
+/// Leaves the group. Readers must be gone before. Takes some seconds at most: what the brokers have not confirmed by then is waited for
+/// by a thread in the background.
 impl Drop for KafkaSource {
     fn drop(&mut self) {
         if let Some(membership) = &self.config.membership {
             membership.left();
         }
-        // The consumer itself leaves when its last owner drops it: the committer first, then this source.
         self.consumer.client().context().close();
         let Some(Committer { queue, thread }) = self.committer.take() else { return };
         drop(queue);
-        let deadline = Instant::now() + GOODBYE;
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if thread.is_finished() && thread.join().is_err() {
+        if within(GOODBYE, || thread.is_finished()) && thread.join().is_err() {
             tracing::error!("the committer's thread has panicked");
         }
     }
+}
+
+impl Deref for Member {
+    type Target = Arc<BaseConsumer<Context>>;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.as_ref().expect("taken by drop and by nothing else")
+    }
+}
+
+/// The library may wait for ever for brokers that are dead. It does so on a thread of its own.
+impl Drop for Member {
+    fn drop(&mut self) {
+        let Some(consumer) = self.0.take() else { return };
+        let leaving =
+            std::thread::Builder::new().name("kafka leaves".to_owned()).spawn(move || drop(consumer));
+        match leaving {
+            Ok(thread) if within(GOODBYE, || thread.is_finished()) => drop(thread.join()),
+            Ok(_) => tracing::warn!("the group does not answer; it is left in the background"),
+            // The consumer went with the closure.
+            Err(error) => tracing::debug!(%error, "no thread to leave the group with"),
+        }
+    }
+}
+
+/// Whether `done` came true within `time`.
+fn within(time: Duration, done: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + time;
+    while !done() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    done()
 }
 
 fn committer(

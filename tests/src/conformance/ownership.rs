@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use adapters::sink::{Acquire, Mode, Resolution, RouteRow, RowOutcome, ShardId, ShardState, SinkError};
+use adapters::sink::{
+    Acquire, Mode, Resolution, RouteRow, RowOutcome, ShardId, ShardState, ShardStep, SinkError,
+};
 
 use super::{Bed, Encoded, Parcel, Place, ROUTE, SHARD, Shape, Target, block, deliver, write};
 
@@ -324,7 +326,9 @@ pub async fn p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds<
     };
     let old = Some("old".to_owned());
     assert_eq!(bed.session.keep_sources(&sources(&bed, "old"), false).await.expect("kept"), [None, None]);
-    bed.deliver(&[write("a", 1, 1)]).await.expect("goes in");
+    let steps: Vec<ShardStep> =
+        bed.steps().into_iter().map(|step| ShardStep { position: Some(7), ..step }).collect();
+    bed.deliver_at(&steps, &[write("a", 1, 1)]).await.expect("goes in");
     let kept = bed.session.keep_sources(&sources(&bed, "new"), false).await.expect("kept");
     assert_eq!(kept, [old.clone(), old.clone()]);
     let mut third = bed.rival("third", &["p/1"]).await;
@@ -340,7 +344,7 @@ pub async fn p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds<
     assert_eq!(kept, [Some("new".to_owned()), None]);
     let states = bed.session.shards("").await.expect("the shards");
     let third = states.iter().find(|state| &*state.shard == "p/1").expect("it is there");
-    assert!(third.position.is_some(), "the same source renews nothing");
+    assert_eq!(third.position, Some(7), "the same source renews nothing");
 }
 
 /// P13: the count that was kept before comes back, by whoever owns the shard; a table that lacks the column gets it.

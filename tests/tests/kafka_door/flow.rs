@@ -132,6 +132,8 @@ async fn back_pressure_bounds_what_is_read_and_keeps_the_membership() {
     instance.relay.stop().await;
 }
 
+/// The end is a regression test: the client library now and then never closes while all brokers are dead, and a relay that was stopped
+/// then hung for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_dies_and_returns_costs_nothing_but_time() {
     let kafka = Kafka::start();
