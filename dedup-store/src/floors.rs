@@ -96,6 +96,13 @@ impl Clock {
         }
     }
 
+    /// Forgets how far anything has come, and nothing of who is not idle: those are awaited.
+    pub(crate) fn discard(&mut self) {
+        let seen = self.shards.drain().filter_map(|(name, shard)| Some((name, shard.seen_ms?)));
+        self.awaited.extend(seen);
+        self.watermark_ms = None;
+    }
+
     /// Takes a checkpoint over. One that lies behind the known one is ignored but for its watermark and floor, which only rise.
     /// Answers with the checkpoint as it now stands.
     pub(crate) fn settle(&mut self, given: &Checkpoint, now_ms: i64) -> &Checkpoint {
@@ -243,6 +250,23 @@ mod tests {
         clock.settle(&checkpoint("a", 1, 500), 49);
         assert_eq!(clock.advance(49, &SPANS), None);
         assert_eq!(clock.advance(50, &SPANS), Some(500), "nothing came of it");
+    }
+
+    /// A store was discarded because a partition far behind came; another lane settled its own shard before the marks of that partition
+    /// were learnt again: the watermark was the other shard's, and the backlog was late.
+    #[test]
+    fn p11_a_discarded_clock_awaits_the_shards_that_were_not_idle() {
+        let mut clock = Clock::default();
+        clock.settle(&checkpoint("a", 1, 500), 0);
+        clock.settle(&checkpoint("b", 1, 300), 1);
+        clock.awaits(&"c".into(), 2);
+        assert_eq!(clock.advance(2, &SPANS), None, "c is awaited");
+        clock.discard();
+        clock.settle(&checkpoint("a", 1, 500), 3);
+        assert_eq!(clock.advance(3, &SPANS), None, "b and c are awaited");
+        clock.settle(&checkpoint("b", 1, i64::MIN), 4);
+        assert_eq!(clock.advance(4, &SPANS), None, "c is awaited");
+        assert_eq!(clock.advance(52, &SPANS), Some(i64::MIN), "b is not idle yet");
     }
 
     #[test]

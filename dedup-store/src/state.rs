@@ -133,11 +133,13 @@ impl State {
     }
 
     /// Drops all but the intents, for what they began may still have happened, and the claims, for their
-    /// batches may be on their way to the sink: whoever holds them settles them or gives them back.
+    /// batches may be on their way to the sink: whoever holds them settles them or gives them back. Who is not idle is still known.
     /// `generation`: of the slot that comes next.
     pub(crate) fn discard(&mut self, generation: u64) {
         let (intents, claims) = (std::mem::take(&mut self.intents), std::mem::take(&mut self.claims));
-        *self = State { intents, claims, ..State::new(self.spans, *self.slots.sizes(), generation) };
+        let mut clock = std::mem::take(&mut self.clock);
+        clock.discard();
+        *self = State { intents, claims, clock, ..State::new(self.spans, *self.slots.sizes(), generation) };
     }
 
     /// One verdict an item, in order, appended to `verdicts`. `closed`: what the closed slots know of each;
