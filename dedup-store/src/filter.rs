@@ -203,6 +203,54 @@ mod tests {
         assert!(of_oracle < 1_000, "{false_positives} of 2,000,000; the oracle {of_oracle}");
     }
 
+    /// What one check asks of all live slots: the plane, beside one filter a slot of the bloomfilter crate with as many bits. Prints
+    /// nanoseconds a key for new keys, and what part of them a filter was wrong to call known.
+    fn plane_beside_filters_of_the_crate(slots: u64, keys: u64, asked: u64) {
+        let blocks = blocks_for(keys);
+        let plane = Plane::new(blocks);
+        let mut crates = Vec::new();
+        for slot in 0..slots {
+            let of_slot = slot * keys..(slot + 1) * keys;
+            plane.add(slot as usize, &filter_of(of_slot.clone(), blocks));
+            let seed = std::array::from_fn(|at| at as u8 + slot as u8);
+            let mut filter =
+                bloomfilter::Bloom::new_with_seed((blocks * 64) as usize, keys as usize, &seed).unwrap();
+            of_slot.for_each(|number| filter.set(&key(number).0));
+            crates.push(filter);
+        }
+        for number in (0..slots * keys).step_by(97) {
+            let slot = (number / keys) as usize;
+            assert!(plane.probe(&key(number)) >> slot & 1 == 1 && crates[slot].check(&key(number).0));
+        }
+        let new: Vec<Fingerprint> = (slots * keys..slots * keys + asked).map(key).collect();
+        let ask = |arm: &str, known: &dyn Fn(&Fingerprint) -> bool| {
+            let start = std::time::Instant::now();
+            let wrong = new.iter().filter(|key| known(key)).count() as f64 / asked as f64;
+            let each = start.elapsed().as_nanos() as f64 / asked as f64;
+            println!(
+                "{arm:<12} {slots} slots of {keys} keys: {each:.0} ns a new key, {:.4} % wrong",
+                wrong * 1e2
+            );
+            assert!(wrong < 0.01, "{arm}: {wrong}");
+        };
+        ask("plane", &|key| plane.probe(key) != 0);
+        ask("bloomfilter", &|key| crates.iter().any(|filter| filter.check(&key.0)));
+    }
+
+    #[test]
+    fn a_plane_and_filters_of_the_crate_know_the_same_keys() {
+        plane_beside_filters_of_the_crate(12, 2_000, 20_000);
+    }
+
+    /// `cargo test --release -p dedup-store -- --ignored --nocapture plane_beside`
+    #[test]
+    #[ignore = "a measurement"]
+    fn plane_beside_bloomfilter() {
+        for slots in [4, 12] {
+            plane_beside_filters_of_the_crate(slots, 100_000_000 / slots, 5_000_000);
+        }
+    }
+
     #[test]
     fn bytes_come_back_and_misfits_do_not() {
         let filter = filter_of(0..500, blocks_for(500));
