@@ -91,6 +91,7 @@ macro_rules! appending_conformance_cases {
             ownership::p4_of_two_racing_sessions_one_wins,
             ownership::p4_a_take_over_races_a_batch,
             ownership::p13_several_shards_move_together_or_not_at_all,
+            ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds,
             ownership::p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds,
             ownership::p5_an_applied_batch_is_found,
             ownership::p5_a_batch_proven_absent_cannot_come,

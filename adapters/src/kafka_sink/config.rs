@@ -312,6 +312,14 @@ mod tests {
         }
     }
 
+    /// P14: a replica nearby tells an end of the log that is behind the leader's, and marks would be missed.
+    #[test]
+    fn p14_a_rack_is_refused_for_the_end_of_the_marks_is_asked_of_the_leader() {
+        let faults = config(&[("client.rack", "a"), ("client.id", "b")]).check();
+        let [fault] = &faults[..] else { panic!("one fault, but: {faults:?}") };
+        assert!(fault.name == "client.rack" && fault.reason.contains("leader"), "{fault:?}");
+    }
+
     #[test]
     fn other_options_reach_the_clients_they_are_for() {
         let config =

@@ -513,6 +513,52 @@ impl Desk {
         self.write_and_look(&ours, lines)?;
         Ok(before)
     }
+
+    pub(super) fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        self.ready()?;
+        let shards: Vec<ShardId> = sources.iter().map(|(shard, ..)| shard.clone()).collect();
+        let book = self.glance(&shards)?;
+        let (mut before, mut lines, mut ours) = (Vec::new(), Vec::new(), Vec::new());
+        for (shard, epoch, source) in sources {
+            let known = book.ledger.shard(shard);
+            let known =
+                known.filter(|known| known.state.epoch == *epoch && known.state.writer == self.place.id);
+            let kept = known.and_then(|known| known.state.source.clone());
+            let kind = match &kept {
+                None => Some(Kind::Beat),
+                Some(kept) if renew && kept != source => Some(Kind::Renew),
+                Some(_) => None,
+            };
+            if let (Some(known), Some(kind)) = (known, kind) {
+                let mut state = State { source: Some(source.clone()), ..known.state.clone() };
+                if kind == Kind::Renew {
+                    state.position = None;
+                }
+                lines.push((known.home, Line::new(kind, shard, state), None));
+                ours.push((shard.clone(), *epoch));
+            }
+            before.push(kept);
+        }
+        drop(book);
+        let changed: Vec<(ShardId, Option<String>, bool)> = lines
+            .iter()
+            .map(|(_, line, _)| (line.shard.clone(), line.state.source.clone(), line.kind == Kind::Renew))
+            .collect();
+        self.write_and_look(&ours, lines)?;
+        for (shard, source, renewed) in changed {
+            if let Some(owned) = self.owned.get_mut(&shard) {
+                owned.state.source = source;
+                if renewed {
+                    owned.state.position = None;
+                }
+            }
+        }
+        Ok(before)
+    }
 }
 
 pub(super) fn fenced_by(shard: &str, state: &State) -> SinkError {

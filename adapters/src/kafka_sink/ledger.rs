@@ -98,7 +98,7 @@ impl Ledger {
         match line.kind {
             Kind::Clock => return Folded::Taken,
             Kind::Route | Kind::RouteAgain => return self.fold_route(line.kind == Kind::RouteAgain, value),
-            Kind::Mark | Kind::Part | Kind::Claim { .. } | Kind::Beat | Kind::Forget => {}
+            Kind::Mark | Kind::Part | Kind::Claim { .. } | Kind::Beat | Kind::Forget | Kind::Renew => {}
         }
         let Some(shard) = self.shards.get_mut(&line.shard) else {
             let mut shard = Shard::first(partition, offset, time_ms, line);
@@ -164,8 +164,9 @@ impl Shard {
             }
             // Batches of the earlier owner that it did not know of cannot be: it had read up to here.
             let State { sequence, position, watermark_ms, floor_ms, partitions, .. } = self.state;
-            let kept = State { sequence, position, watermark_ms, floor_ms, partitions, ..line.state.clone() };
-            self.state = kept;
+            let source = self.state.source.take();
+            let claimed = line.state.clone();
+            self.state = State { sequence, position, watermark_ms, floor_ms, partitions, source, ..claimed };
             (self.home, self.seen_ms, self.doubtful, self.begun) = (home, time_ms, false, None);
             return Folded::Taken;
         }
@@ -188,11 +189,16 @@ impl Shard {
                 let floor_ms = self.state.floor_ms.max(line.state.floor_ms);
                 let position = line.state.position.or(self.state.position);
                 let partitions = line.state.partitions.or(self.state.partitions);
-                self.state = State { floor_ms, position, partitions, ..line.state.clone() };
+                let source = self.state.source.take().or_else(|| line.state.source.clone());
+                self.state = State { floor_ms, position, partitions, source, ..line.state.clone() };
                 self.keep(offset, line);
             }
             Kind::Beat => {
                 self.state.partitions = line.state.partitions.or(self.state.partitions);
+                // Written beside another line it may not know of a newer one: only a renewal says so.
+                if self.state.source.is_none() {
+                    self.state.source.clone_from(&line.state.source);
+                }
                 if line.state.floor_ms > self.state.floor_ms {
                     self.state.floor_ms = line.state.floor_ms;
                     let floor_ms = line.state.floor_ms;
@@ -202,6 +208,12 @@ impl Shard {
             Kind::Forget => {
                 (self.state.watermark_ms, self.state.floor_ms) = (i64::MIN, i64::MIN);
                 self.marks.clear();
+            }
+            Kind::Renew => {
+                if self.state.source != line.state.source {
+                    self.state.source.clone_from(&line.state.source);
+                    self.state.position = None;
+                }
             }
             Kind::Claim { .. } | Kind::Route | Kind::RouteAgain | Kind::Clock => {}
         }
@@ -349,6 +361,33 @@ mod tests {
         assert_eq!(log.ledger.shard("s").unwrap().seen_ms, 30);
         log.mark(1, "a", 2, 10);
         assert_eq!(log.state().partitions, Some(6));
+    }
+
+    #[test]
+    fn p3_a_source_stays_until_it_is_renewed_which_forgets_the_position() {
+        let mut log = Log::new();
+        let said = |log: &mut Log, kind, epoch, source: &str| {
+            log.write(kind, epoch, "a", |line| line.state.source = Some(source.to_owned()))
+        };
+        log.claim(1, "a");
+        log.mark(1, "a", 1, 10);
+        assert_eq!(log.state().source, None);
+        said(&mut log, Kind::Beat, 1, "old");
+        said(&mut log, Kind::Beat, 1, "new");
+        log.mark(1, "a", 2, 10);
+        assert_eq!((log.state().source.as_deref(), log.state().position), (Some("old"), Some(200)));
+        said(&mut log, Kind::Renew, 1, "new");
+        let state = log.state();
+        assert_eq!((state.source.as_deref(), state.position, state.sequence), (Some("new"), None, 2));
+        log.mark(1, "a", 3, 10);
+        said(&mut log, Kind::Renew, 1, "new");
+        assert_eq!(log.state().position, Some(300), "the same source renews nothing");
+        // A claim keeps it, also one of an earlier build, which says nothing of it.
+        log.claim(2, "b");
+        assert_eq!((log.state().source.as_deref(), log.state().position), (Some("new"), Some(300)));
+        assert_eq!(said(&mut log, Kind::Renew, 1, "late"), Folded::Void, "the owner is another");
+        assert_eq!(log.state().source.as_deref(), Some("new"));
+        assert_eq!(log.marks(), [1, 2, 3], "what came through the old one is still known");
     }
 
     /// The topic's retention took everything up to a claim that had lost its race; what its owner wrote since must not be void.

@@ -20,10 +20,12 @@ pub(super) enum Kind {
         /// The epoch that the claim raises.
         after: i64,
     },
-    /// The owner lives; also how floor and partition count change, and how old state is kept from expiring.
+    /// The owner lives; also how floor and partition count change, how the first source is kept, and how old state is kept from expiring.
     Beat,
     /// Watermark and floor are those of a shard without a batch, and its marks are gone.
     Forget,
+    /// The source is another one than before: the position is forgotten.
+    Renew,
     /// The route's identity, proposed.
     Route,
     /// The same, repeated once it was decided.
@@ -32,12 +34,13 @@ pub(super) enum Kind {
     Clock,
 }
 
-const WORDS: [(&str, Kind); 8] = [
+const WORDS: [(&str, Kind); 9] = [
     ("mark", Kind::Mark),
     ("part", Kind::Part),
     ("claim", Kind::Claim { after: 0 }),
     ("beat", Kind::Beat),
     ("forget", Kind::Forget),
+    ("renew", Kind::Renew),
     ("route", Kind::Route),
     ("route-again", Kind::RouteAgain),
     ("clock", Kind::Clock),
@@ -65,6 +68,8 @@ pub(super) struct State {
     pub(super) floor_ms: i64,
     /// How many partitions the source's topic has.
     pub(super) partitions: Option<i64>,
+    /// Which source it is: the topic's id.
+    pub(super) source: Option<String>,
     /// The owner's name.
     pub(super) owner: String,
     /// The transactional id under which the owner writes.
@@ -83,6 +88,7 @@ impl State {
             watermark_ms: i64::MIN,
             floor_ms: i64::MIN,
             partitions: None,
+            source: None,
             owner: String::new(),
             writer: String::new(),
             group: None,
@@ -123,6 +129,7 @@ impl Line {
         ];
         headers.extend(state.position.map(|position| ("position", position.to_string())));
         headers.extend(state.partitions.map(|count| ("partitions", count.to_string())));
+        headers.extend(state.source.clone().map(|source| ("source", source)));
         headers.extend(state.group.clone().map(|group| ("group", group)));
         if let Kind::Claim { after } = kind {
             headers.push(("after", after.to_string()));
@@ -160,6 +167,7 @@ impl Line {
                 "watermark-ms" => state.watermark_ms = number()?,
                 "floor-ms" => state.floor_ms = number()?,
                 "partitions" => state.partitions = Some(number()?),
+                "source" => state.source = Some(text.to_owned()),
                 "owner" => state.owner = text.to_owned(),
                 "writer" => state.writer = text.to_owned(),
                 "group" => state.group = Some(text.to_owned()),
@@ -222,6 +230,7 @@ mod tests {
             watermark_ms: i64::MIN,
             floor_ms: 12,
             partitions: Some(4),
+            source: Some("id".to_owned()),
             owner: "a, b".to_owned(),
             writer: "é".to_owned(),
             group: Some("g".to_owned()),
@@ -239,6 +248,59 @@ mod tests {
         }
         let bare = Line::new(Kind::Beat, &shard, State::unowned());
         assert_eq!(read(&bare, "orders"), Some(bare.clone()));
+    }
+
+    /// These texts are in topics: what they say must not change.
+    #[test]
+    fn p3_lines_of_all_builds_are_read_and_written_the_same() {
+        let earlier: Vec<Header> = [
+            ("kind", "mark"),
+            ("route", "orders"),
+            ("epoch", "3"),
+            ("sequence", "41"),
+            ("watermark-ms", "1700000000000"),
+            ("floor-ms", "-9223372036854775808"),
+            ("owner", "host-1"),
+            ("writer", "oncegate/orders/host-1/0"),
+            ("position", "1234"),
+            ("partitions", "4"),
+            ("group", "g"),
+            ("count", "2"),
+            ("min-ms", "-5"),
+            ("max-ms", "5"),
+        ]
+        .map(|(name, value)| (name, value.to_owned()))
+        .into();
+        let of = |headers: &[Header]| {
+            let headers = headers.iter().map(|(name, value)| (*name, value.as_bytes()));
+            Line::read("orders", Some(b"kafka/c/t/0"), headers).expect("a line")
+        };
+        let mut line = of(&earlier);
+        let state = State {
+            epoch: 3,
+            sequence: 41,
+            position: Some(1234),
+            watermark_ms: 1_700_000_000_000,
+            floor_ms: i64::MIN,
+            partitions: Some(4),
+            source: None,
+            owner: "host-1".to_owned(),
+            writer: "oncegate/orders/host-1/0".to_owned(),
+            group: Some("g".to_owned()),
+        };
+        assert_eq!((line.kind, &line.state), (Kind::Mark, &state));
+        assert_eq!(line.keys, Keys { count: 2, min_ms: -5, max_ms: 5 });
+        assert_eq!(line.headers("orders"), earlier, "a shard without a source is told as before");
+        line.state.source = Some("topic id".to_owned());
+        let mut with_source = earlier;
+        with_source.insert(10, ("source", "topic id".to_owned()));
+        assert_eq!(line.headers("orders"), with_source);
+        assert_eq!(of(&with_source), line);
+        let renew = [("kind", "renew"), ("route", "orders"), ("epoch", "3"), ("source", "another")]
+            .map(|(name, value)| (name, value.to_owned()));
+        let renew = of(&renew);
+        assert_eq!((renew.kind, renew.state.source.as_deref()), (Kind::Renew, Some("another")));
+        assert_eq!(renew.state.position, None);
     }
 
     #[test]

@@ -137,6 +137,15 @@ impl Session for KafkaSession {
         self.run(move |desk| desk.keep_partitions(&counts)).await
     }
 
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        let sources = sources.to_vec();
+        self.run(move |desk| desk.keep_sources(&sources, renew)).await
+    }
+
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
         self.run(Desk::now_ms).await
     }

@@ -109,7 +109,7 @@ impl TopicPlace {
             .execute_batch(
                 "CREATE TABLE rows (id text, version bigint, amount integer, note text);
                  CREATE TABLE oncegate_shards (route text, shard text, epoch bigint, sequence bigint, position bigint,
-                     watermark_ms bigint, floor_ms bigint, partitions bigint, owner text, PRIMARY KEY (route, shard));
+                     watermark_ms bigint, floor_ms bigint, source text, owner text, PRIMARY KEY (route, shard));
                  CREATE TABLE oncegate_marks (route text, shard text, sequence bigint, max_ms bigint, count bigint);
                  CREATE TABLE oncegate_dead_letters (id integer PRIMARY KEY, route text, shard text, position bigint,
                      key text, event_ms bigint, kind text, reason text, payload blob);",
@@ -193,7 +193,7 @@ fn fold(tables: &Connection, line: &crate::servers::Committed) {
                 params![route, shard, theirs, text("owner"), i64::MIN],
             );
         }
-        "mark" | "beat" | "forget" if theirs != epoch => {
+        "mark" | "beat" | "forget" | "renew" if theirs != epoch => {
             assert_ne!(kind, "mark", "a batch of an earlier owner is in: {line:?}");
         }
         "mark" => {
@@ -210,7 +210,17 @@ fn fold(tables: &Connection, line: &crate::servers::Committed) {
                 );
             }
         }
+        "renew" => {
+            run(
+                "UPDATE oncegate_shards SET source = ?3, position = NULL WHERE route = ?1 AND shard = ?2 AND source <> ?3",
+                params![route, shard, text("source")],
+            );
+        }
         "beat" | "forget" => {
+            run(
+                "UPDATE oncegate_shards SET source = coalesce(source, ?3) WHERE route = ?1 AND shard = ?2",
+                params![route, shard, line.header("source")],
+            );
             let floor = number("floor-ms");
             let forget = kind == "forget";
             run(
@@ -374,6 +384,14 @@ impl Session for WholeSession {
         counts: &[(ShardId, i64, i64)],
     ) -> Result<Vec<Option<i64>>, SinkError> {
         self.0.keep_partitions(counts).await
+    }
+
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        self.0.keep_sources(sources, renew).await
     }
 
     async fn now_ms(&mut self) -> Result<i64, SinkError> {

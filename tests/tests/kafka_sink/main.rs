@@ -19,3 +19,4 @@ macro_rules! tests {
 appending_conformance_cases!(tests, Topics);
 
 mod own;
+mod owners;

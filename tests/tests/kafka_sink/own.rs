@@ -35,15 +35,18 @@ use tokio::{
 };
 
 /// One sink and a session that owns a shard.
-struct Desk {
+pub(crate) struct Desk {
     encoder: Arc<dyn Encode>,
-    session: Box<dyn Session>,
-    state: ShardState,
+    pub(crate) session: Box<dyn Session>,
+    pub(crate) state: ShardState,
 }
 
 impl Desk {
-    async fn new(config: KafkaSinkConfig, owner: &str, shard: &str) -> Self {
-        let sink = KafkaSink::new(config).expect("a good configuration");
+    pub(crate) async fn new(config: KafkaSinkConfig, owner: &str, shard: &str) -> Self {
+        Self::of(&KafkaSink::new(config).expect("a good configuration"), owner, shard).await
+    }
+
+    pub(crate) async fn of(sink: &KafkaSink, owner: &str, shard: &str) -> Self {
         let encoder = sink.probe().await.expect("the topics fit");
         let mut session = sink.session("route", owner);
         let states = session.acquire(&[shard.into()], Acquire::Force).await.expect("the shard can be had");
@@ -123,20 +126,20 @@ impl Desk {
         Ok(receipts.rows)
     }
 
-    async fn write_text(&mut self, text: &str) -> Result<Vec<RowOutcome>, SinkError> {
+    pub(crate) async fn write_text(&mut self, text: &str) -> Result<Vec<RowOutcome>, SinkError> {
         self.write(&[(Some(text.as_bytes()), Original::default())]).await
     }
 }
 
-async fn place() -> TopicPlace {
+pub(crate) async fn place() -> TopicPlace {
     Topics.place(&Shape::new(Mode::Insert)).await
 }
 
-fn config(place: &TopicPlace) -> KafkaSinkConfig {
+pub(crate) fn config(place: &TopicPlace) -> KafkaSinkConfig {
     KafkaSinkConfig { row_key: vec![], ..place.config(&Shape::new(Mode::Insert)) }
 }
 
-fn payloads(records: &[Committed]) -> Vec<&str> {
+pub(crate) fn payloads(records: &[Committed]) -> Vec<&str> {
     let text = |bytes| std::str::from_utf8(bytes).expect("a payload of the case");
     records.iter().filter_map(|record| record.payload.as_deref()).map(text).collect()
 }
