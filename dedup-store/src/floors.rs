@@ -58,9 +58,10 @@ struct Shard {
 #[derive(Default)]
 pub(crate) struct Clock {
     shards: HashMap<Arc<str>, Shard>,
-    /// Shards that have no checkpoint here and are to bring records, and when that was last said, ms. How far they have come is not
+    /// Shards that have no checkpoint here and are to bring records, and when that was last said, ms; none until the first call says
+    /// the time. How far they have come is not
     /// known, so the watermark stands while there is one.
-    awaited: HashMap<Arc<str>, i64>,
+    awaited: HashMap<Arc<str>, Option<i64>>,
     watermark_ms: Option<i64>,
 }
 
@@ -90,16 +91,15 @@ impl Clock {
         match self.shards.get_mut(shard) {
             Some(shard) => shard.seen_ms = Some(shard.seen_ms.map_or(now_ms, |seen| seen.max(now_ms))),
             None => {
-                let seen = self.awaited.entry(Arc::clone(shard)).or_insert(now_ms);
-                *seen = (*seen).max(now_ms);
+                let seen = self.awaited.entry(Arc::clone(shard)).or_default();
+                *seen = (*seen).max(Some(now_ms));
             }
         }
     }
 
     /// Forgets how far anything has come, and nothing of who is not idle: those are awaited.
     pub(crate) fn discard(&mut self) {
-        let seen = self.shards.drain().filter_map(|(name, shard)| Some((name, shard.seen_ms?)));
-        self.awaited.extend(seen);
+        self.awaited.extend(self.shards.drain().map(|(name, shard)| (name, shard.seen_ms)));
         self.watermark_ms = None;
     }
 
@@ -125,8 +125,9 @@ impl Clock {
 
     /// The watermark at `now_ms`. All shards idle: it holds.
     pub(crate) fn advance(&mut self, now_ms: i64, spans: &Spans) -> Option<i64> {
-        for shard in self.shards.values_mut() {
-            shard.seen_ms.get_or_insert(now_ms);
+        for seen in self.shards.values_mut().map(|shard| &mut shard.seen_ms).chain(self.awaited.values_mut())
+        {
+            seen.get_or_insert(now_ms);
         }
         self.watermark_ms = self.at(now_ms, spans);
         self.watermark_ms
@@ -134,11 +135,12 @@ impl Clock {
 
     /// [`Clock::advance`] without moving.
     pub(crate) fn at(&self, now_ms: i64, spans: &Spans) -> Option<i64> {
-        let recent = |seen: i64| now_ms.saturating_sub(seen) < spans.idle_after_ms;
+        let recent =
+            |seen: Option<i64>| seen.is_none_or(|seen| now_ms.saturating_sub(seen) < spans.idle_after_ms);
         if self.awaited.values().any(|&seen| recent(seen)) {
             return self.watermark_ms;
         }
-        let active = self.shards.values().filter(|shard| shard.seen_ms.is_none_or(recent));
+        let active = self.shards.values().filter(|shard| recent(shard.seen_ms));
         self.watermark_ms.max(active.map(|shard| shard.checkpoint.watermark_ms).min())
     }
 }
@@ -267,6 +269,14 @@ mod tests {
         clock.settle(&checkpoint("b", 1, i64::MIN), 4);
         assert_eq!(clock.advance(4, &SPANS), None, "c is awaited");
         assert_eq!(clock.advance(52, &SPANS), Some(i64::MIN), "b is not idle yet");
+
+        let mut clock = Clock::restore(vec![checkpoint("a", 1, 500), checkpoint("b", 1, 300)], Some(300));
+        clock.discard();
+        clock.settle(&checkpoint("a", 1, 500), 1_000);
+        assert_eq!(clock.advance(1_000, &SPANS), None, "b was not idle as far as is known");
+        assert_eq!(clock.advance(1_050, &SPANS), None, "all are idle");
+        clock.settle(&checkpoint("a", 2, 600), 1_051);
+        assert_eq!(clock.advance(1_051, &SPANS), Some(600));
     }
 
     #[test]

@@ -127,6 +127,7 @@ impl Gate {
 
     /// Ends the route: everything submitted gets its outcome, lanes end, the store is durable.
     pub async fn close(&self) {
+        self.0.route.closing.store(true, Ordering::Release);
         for lane in self.0.lanes.iter().chain(&self.0.relay_lanes) {
             // A lane that has ended already needs no telling.
             drop(lane.queue.send(ToLane::Stop).await);

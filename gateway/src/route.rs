@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::Arc,
-    sync::atomic::{AtomicI64, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
 };
 
 use adapters::sink::{Life, Mark, Session, ShardId, ShardState, SinkError};
@@ -16,7 +16,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use crate::{
-    clock::ArrivalClock,
+    clock::{ArrivalClock, wall_ms},
     lane::Rules,
     lane::shard::{Standing, standing},
     metrics::RouteMetrics,
@@ -43,6 +43,8 @@ pub(crate) struct Route {
     trouble: Mutex<BTreeMap<u32, String>>,
     /// The history whose marks have all been learnt; behind [`Route::history`] while a rebuild is under way, or was left half done.
     learnt: AtomicU64,
+    /// The route is to end: a lane whose sink is away does not wait for it.
+    pub(crate) closing: AtomicBool,
     /// Event time is arrival.
     pub(crate) arrival: bool,
     /// The sink keeps marks: the store is a cache of them, and can be made again (P6).
@@ -89,6 +91,8 @@ pub(crate) enum LearnError {
              route's bookkeeping"
     )]
     Mark { shard: String, sequence: i64, fault: dedup_store::BlockError },
+    #[error("the store was discarded meanwhile; its facts are learnt again first")]
+    Rebuilt,
 }
 
 impl Route {
@@ -114,6 +118,7 @@ impl Route {
             sights: RwLock::new(BTreeMap::new()),
             trouble: Mutex::new(BTreeMap::new()),
             learnt: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
             arrival,
             marks,
             admission_ms: AtomicI64::new(i64::MIN),
@@ -163,6 +168,15 @@ impl Route {
         self.store.checkpoint(shard).map_or(0, |checkpoint| checkpoint.sequence)
     }
 
+    /// Below what the store has forgotten, or is about to forget with the next group commit, ms; `i64::MIN` for nothing.
+    pub(crate) fn forgets_ms(&self) -> i64 {
+        let floors = self.store.floors(wall_ms());
+        let coming = floors.watermark_ms.map_or(i64::MIN, |watermark_ms| {
+            watermark_ms.saturating_sub(self.rules.lateness_ms).saturating_sub(self.rules.window_ms)
+        });
+        floors.retire_ms.max(coming)
+    }
+
     /// The shards whose state in the sink lies behind what is known here (P6), if any. A lane that compared its own shards alone
     /// would answer with facts that other lanes' shards have lost.
     pub(crate) async fn behind(&self, session: &mut dyn Session) -> Result<Option<Vec<Behind>>, LearnError> {
@@ -192,12 +206,31 @@ impl Route {
         }
     }
 
-    /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many, and the last sequence.
+    /// Settles what the sink knows, if the history is still the one that was in force when it was compared with the store: else the
+    /// store would know a checkpoint without the facts below it, or facts that the sink has lost.
+    fn settle_learnt(
+        &self,
+        seen: u64,
+        checkpoint: Checkpoint,
+        blocks: &[Block],
+        now_ms: i64,
+    ) -> Result<(), LearnError> {
+        let history = self.history.read();
+        if *history != seen {
+            return Err(LearnError::Rebuilt);
+        }
+        self.ask_store(|store| store.settle(&[checkpoint], blocks, now_ms))?;
+        Ok(())
+    }
+
+    /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many, and the last sequence. `seen`: the
+    /// history in which `from` was read.
     async fn learn_marks(
         &self,
         session: &mut dyn Session,
         shard: &ShardId,
         from: i64,
+        seen: u64,
         now_ms: i64,
     ) -> Result<(u64, i64), LearnError> {
         let mut at = from;
@@ -215,7 +248,7 @@ impl Route {
                 watermark_ms: i64::MIN,
                 floor_ms: i64::MIN,
             };
-            self.ask_store(|store| store.settle(&[checkpoint], &blocks, now_ms))?;
+            self.settle_learnt(seen, checkpoint, &blocks, now_ms)?;
         }
     }
 
@@ -226,8 +259,9 @@ impl Route {
         shard: &ShardId,
         now_ms: i64,
     ) -> Result<u64, LearnError> {
+        let seen = *self.history.read();
         let known = self.known_sequence(shard);
-        Ok(self.learn_marks(session, shard, known, now_ms).await?.0)
+        Ok(self.learn_marks(session, shard, known, seen, now_ms).await?.0)
     }
 
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
@@ -236,9 +270,10 @@ impl Route {
         session: &mut dyn Session,
         state: &ShardState,
         from: i64,
+        seen: u64,
         now_ms: i64,
     ) -> Result<u64, LearnError> {
-        let (facts, _) = self.learn_marks(session, &state.shard, from, now_ms).await?;
+        let (facts, _) = self.learn_marks(session, &state.shard, from, seen, now_ms).await?;
         let checkpoint = Checkpoint {
             shard: state.shard.clone(),
             sequence: state.sequence,
@@ -246,7 +281,7 @@ impl Route {
             watermark_ms: state.watermark_ms,
             floor_ms: state.floor_ms,
         };
-        self.store.settle(&[checkpoint], &[], now_ms)?;
+        self.settle_learnt(seen, checkpoint, &[], now_ms)?;
         Ok(facts)
     }
 
@@ -280,7 +315,7 @@ impl Route {
         let _one = self.rebuild.lock().await;
         if *self.history.read() == seen {
             let mut history = self.history.write();
-            self.store.discard()?;
+            self.ask_store(Store::discard)?;
             *history += 1;
         }
         self.learn_all(session, now_ms).await
@@ -300,30 +335,32 @@ impl Route {
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
         for ShardState { shard, .. } in session.shards("").await? {
-            facts += self.learn_marks(session, &shard, 0, now_ms).await?.0;
+            facts += self.learn_marks(session, &shard, 0, history, now_ms).await?.0;
         }
         self.learnt.store(history, Ordering::Release);
         warn!(route = %self.name, facts, "the store was discarded and rebuilt from the sink's marks");
         Ok(history)
     }
 
-    /// Brings the store level with one acquired shard; says how the two stood.
+    /// Brings the store level with one acquired shard; says how the two stood. `seen`: the history, read before `known` was.
     pub(crate) async fn catch_up(
         &self,
         session: &mut dyn Session,
         state: &ShardState,
         known: i64,
+        seen: u64,
         now_ms: i64,
     ) -> Result<Standing, LearnError> {
         let standing = standing(known, state.sequence);
         match standing {
             Standing::Level => {
+                // A store without a checkpoint has none of the facts, whatever the caller knows.
                 if self.store.checkpoint(&state.shard).is_none() {
-                    self.learn(session, state, known, now_ms).await?;
+                    self.learn(session, state, 0, seen, now_ms).await?;
                 }
             }
             Standing::SinkAhead => {
-                let facts = self.learn(session, state, known, now_ms).await?;
+                let facts = self.learn(session, state, known, seen, now_ms).await?;
                 info!(route = %self.name, shard = %state.shard, from = known, to = state.sequence, facts,
                       "learnt facts from the sink's marks");
             }
@@ -387,6 +424,32 @@ mod tests {
         let rules = Rules { mode: Mode::Insert, ..Rules::default() };
         let metrics = Metrics::new().route("r");
         Route::new("r".into(), Arc::new(store), hasher, rules, metrics, false, true)
+    }
+
+    /// A lane that had asked the sink before another lane discarded the store settled its answer afterwards: the store knew the
+    /// checkpoint and not the facts below it, and after a crash, before all was learnt again, never learnt them.
+    #[test]
+    fn p6_what_was_asked_before_a_discard_is_not_settled_after_it() {
+        let folder = TempDir::new().unwrap();
+        let route = route(&folder);
+        let checkpoint = |sequence| Checkpoint {
+            shard: "a".into(),
+            sequence,
+            position: None,
+            watermark_ms: 1_000,
+            floor_ms: i64::MIN,
+        };
+        let seen = *route.history.read();
+        route.settle_learnt(seen, checkpoint(3), &[], 0).unwrap();
+        {
+            let mut history = route.history.write();
+            route.store.discard().unwrap();
+            *history += 1;
+        }
+        assert!(matches!(route.settle_learnt(seen, checkpoint(4), &[], 0), Err(LearnError::Rebuilt)));
+        assert_eq!(route.store.checkpoint("a"), None);
+        route.settle_learnt(seen + 1, checkpoint(5), &[], 0).unwrap();
+        assert_eq!(route.known_sequence("a"), 5);
     }
 
     /// One worker, and a store that waits until another task has run.

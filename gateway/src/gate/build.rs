@@ -332,9 +332,10 @@ impl Opening<'_> {
             self.route.report(&behind);
             self.route.rebuild(session, history, wall_ms()).await.map_err(learnt)?;
         }
+        let history = *self.route.history.read();
         for state in &states {
             let known = self.route.known_sequence(&state.shard);
-            self.route.catch_up(session, state, known, wall_ms()).await.map_err(learnt)?;
+            self.route.catch_up(session, state, known, history, wall_ms()).await.map_err(learnt)?;
         }
         // A key that came through a relay must be known to callers too.
         for ShardState { shard, .. } in session.shards("").await? {

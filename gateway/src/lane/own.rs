@@ -1,6 +1,6 @@
 //! Taking shards over, keeping them, losing them (P3 to P6, P13).
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use adapters::sink::{
     Acquire, Receipts, Resolution, RowOutcome, Session, ShardId, ShardState, ShardStep, SinkError,
@@ -56,6 +56,8 @@ impl Lane {
                     self.answer_unavailable(&reason);
                 }
             }
+            // A full inbox keeps the word to stop out.
+            self.stopping |= self.route.closing.load(Ordering::Acquire);
             if self.stopping {
                 return false;
             }
@@ -134,7 +136,7 @@ impl Lane {
                     _ => self.route.known_sequence(id),
                 };
                 let now_ms = wall_ms();
-                let standing = self.route.catch_up(&mut *self.session, &state, known, now_ms).await;
+                let standing = self.route.catch_up(&mut *self.session, &state, known, history, now_ms).await;
                 match standing.map_err(|fault| fault.to_string())? {
                     Standing::Level => self.adopt(*slot, &state, rewind_all),
                     Standing::SinkAhead => self.adopt(*slot, &state, true),
@@ -149,6 +151,9 @@ impl Lane {
                 }
             }
             break;
+        }
+        if rewind_all && self.slots.values().any(|shard| shard.id.starts_with("http/")) {
+            self.raise_call_floors().await.map_err(|fault| fault.to_string())?;
         }
         if *self.route.history.read() != history {
             return Err("the sink went back again while shards were acquired".into());
@@ -168,6 +173,15 @@ impl Lane {
     /// Floors of a history that the sink has lost say nothing of the one that it has (P6).
     fn discard_floors(&mut self) {
         self.slots.values_mut().for_each(|shard| shard.floor_ms = i64::MIN);
+    }
+
+    /// A copy may come to callers that first came by any other shard, which may have forgotten it (P11): as when the route was opened.
+    async fn raise_call_floors(&mut self) -> Result<(), SinkError> {
+        let floor_ms = self.session.shards("").await?.iter().map(|state| state.floor_ms).max();
+        for shard in self.slots.values_mut().filter(|shard| shard.id.starts_with("http/")) {
+            shard.floor_ms = shard.floor_ms.max(floor_ms.unwrap_or(i64::MIN));
+        }
+        Ok(())
     }
 
     /// The sink's word on a shard holds. `rewind`: what was read of it since is read again.
@@ -217,8 +231,9 @@ impl Lane {
             if another && wanted.renew {
                 state.position = None;
             }
+            let seen = *self.route.history.read();
             let known = self.route.known_sequence(&id);
-            let standing = self.route.catch_up(&mut *self.session, &state, known, wall_ms()).await;
+            let standing = self.route.catch_up(&mut *self.session, &state, known, seen, wall_ms()).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
                 self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
                 let rebuilt = self.route.rebuild(&mut *self.session, self.history, wall_ms()).await;
@@ -227,7 +242,8 @@ impl Lane {
                 self.recheck = true;
             }
             let mut shard = OwnedShard::new(&state);
-            let (rules, forgotten_ms) = (&self.route.rules, self.route.store.floors(wall_ms()).retire_ms);
+            let rules = &self.route.rules;
+            let forgotten_ms = self.route.forgets_ms();
             if self.route.marks && shard.lags_behind(forgotten_ms, rules.lateness_ms, rules.window_ms) {
                 // Nothing of what this shard needs is gone from the sink. Its owner was slower than this instance, or dead.
                 info!(route = %self.route.name, shard = %id, watermark_ms = state.watermark_ms, forgotten_ms,
@@ -247,6 +263,8 @@ impl Lane {
             self.tally.remove(&slot);
             self.slots.insert(slot, shard);
         }
+        // It owns something now that could have gone back (P6).
+        self.route.sees(self.id, Sight::Clear(self.life.clone()));
         Ok(assigned)
     }
 
@@ -395,6 +413,7 @@ impl Lane {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_MOST);
             self.take_in_all_offline();
+            self.stopping |= self.route.closing.load(Ordering::Acquire);
             if self.stopping && *patience.get_or_insert(Instant::now() + LAST_PATIENCE) <= Instant::now() {
                 return Resolved::Unresolved;
             }

@@ -112,6 +112,8 @@ impl<G: RelayGate> AtWork<'_, G> {
                     }
                     slot.generation = shard.generation;
                     slot.proven = false;
+                    // The sink may have gone back.
+                    slot.durable = slot.durable.and(shard.position);
                     slot.state = State::Placing { position: shard.position, at: now, reason: None };
                     early.append(&mut slot.early);
                 }

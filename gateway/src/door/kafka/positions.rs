@@ -15,16 +15,22 @@ use super::{
 /// Before a commit that met a rebalance is sent again.
 const REBALANCE_RETRY: Duration = Duration::from_millis(200);
 
+/// The one that is due for longest: one that fails takes seconds and is due again soon, and must not keep the others out.
+fn longest_due<T: Ord>(waiting: impl Iterator<Item = (Instant, u32, T)>, now: Instant) -> Option<(u32, T)> {
+    let due = waiting.filter(|(at, ..)| *at <= now).min();
+    due.map(|(_, number, what)| (number, what))
+}
+
 impl<G: RelayGate> AtWork<'_, G> {
     /// Places at most one partition: it may block for some seconds, and the group has to be served in between.
     pub(super) fn place_one(&mut self) {
         let now = Instant::now();
-        let due = self.slots.iter().find_map(|(&number, slot)| match &slot.state {
-            State::Placing { position, at, .. } if *at <= now => Some((number, *position)),
-            State::Proving { position, again, .. } if *again <= now => Some((number, Some(*position))),
+        let waiting = self.slots.iter().filter_map(|(&number, slot)| match &slot.state {
+            State::Placing { position, at, .. } => Some((*at, number, *position)),
+            State::Proving { position, again, .. } => Some((*again, number, Some(*position))),
             _ => None,
         });
-        let Some((number, position)) = due else { return };
+        let Some((number, position)) = longest_due(waiting, now) else { return };
         if let State::Proving { then, .. } = self.slots[&number].state {
             self.prove(number, position.unwrap_or_default(), then);
         } else if let (Err(fault), Some(slot)) = (self.place(number, position), self.slots.get_mut(&number)) {
@@ -172,5 +178,36 @@ impl<G: RelayGate> AtWork<'_, G> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two partitions without a leader, of which each try takes 5 s and which are due again after 1 s, were tried in turn, and the
+    /// others behind them were never placed.
+    #[test]
+    fn partitions_that_cannot_be_placed_keep_no_other_one_out() {
+        let mut now = Instant::now();
+        let mut waiting: Vec<(Instant, u32, ())> = (0..5).map(|number| (now, number, ())).collect();
+        let mut tried = vec![];
+        while tried.len() < 9 {
+            let Some((number, ())) = longest_due(waiting.iter().copied(), now) else {
+                now += RETRY;
+                continue;
+            };
+            tried.push(number);
+            if number < 2 {
+                now += Duration::from_secs(5);
+                waiting
+                    .iter_mut()
+                    .filter(|(_, other, ())| *other == number)
+                    .for_each(|each| each.0 = now + RETRY);
+            } else {
+                waiting.retain(|(_, other, ())| *other != number);
+            }
+        }
+        assert_eq!(tried, [0, 1, 2, 3, 4, 0, 1, 0, 1]);
     }
 }

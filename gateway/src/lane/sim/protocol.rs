@@ -580,6 +580,21 @@ async fn a_gate_closes_while_the_sink_is_away() {
     }
 }
 
+/// The inbox of a relay's lane was full, so that the word to stop never came in.
+#[tokio::test(start_paused = true)]
+async fn a_gate_closes_while_the_sink_is_away_and_a_backlog_waits() {
+    let mut rig = Rig::listed(24);
+    rig.rules.max_records = 16;
+    let relay = Relay::start(&rig, "a", (0, 1), 1).await;
+    relay.push(0, &plain("k0", "v"));
+    relay.settled(0, 1).await;
+    rig.cut();
+    rig.world.lock().down_until = Some(tokio::time::Instant::now() + Duration::from_secs(3_600));
+    (1..4_000).for_each(|at| relay.push(0, &plain(&format!("k{at}"), "v")));
+    pass(60_000).await;
+    timeout(Duration::from_secs(30), relay.gate.close()).await.expect("it closes");
+}
+
 /// Everything that was submitted has its answer before a gate has closed.
 #[tokio::test(start_paused = true)]
 async fn a_gate_that_closes_answers_everyone() {
