@@ -5,6 +5,8 @@
 pub mod collapse;
 pub mod dead_letters;
 pub mod decode;
+#[cfg(feature = "sqlite")]
+pub mod files;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "kafka")]

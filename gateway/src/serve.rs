@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use adapters::{dead_letters::DeadLetterFile, sink::Sink, sqlite::SqliteSink};
+use adapters::{dead_letters::DeadLetterFile, files::FilesSink, sink::Sink, sqlite::SqliteSink};
 use dedup_store::Store;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -337,6 +337,7 @@ pub(crate) fn sink_of(
             let config = config.sqlite().ok_or("not a SQLite sink")?;
             Ok(Arc::new(SqliteSink::new(config)))
         }
+        Target::Files(config) => Ok(Arc::new(FilesSink::new(config.clone()))),
         #[cfg(feature = "postgres")]
         Target::Postgres { .. } => {
             let config = config.postgres().ok_or("not a Postgres sink")?;

@@ -4,12 +4,14 @@
 //! DEFAULT 'none'`, and look into the bookkeeping tables by the names that all sinks share. Marks are opaque to a sink: here
 //! a block spells its shard, its sequence and one letter an outcome.
 
+pub mod folders;
 pub mod kafka;
 pub mod marks;
 pub mod model;
 pub mod ownership;
 pub mod rows;
 pub mod targets;
+pub mod whole;
 
 use std::{collections::BTreeMap, sync::Arc};
 

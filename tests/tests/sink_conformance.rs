@@ -1,7 +1,8 @@
 //! Every sink against the one list of cases in `oncegate_tests::conformance`. Postgres runs as a server of the tests' own.
 
 use oncegate_tests::{
-    conformance::{self, targets},
+    appending_conformance_cases,
+    conformance::{self, folders::Folders, targets},
     conformance_cases,
 };
 
@@ -26,4 +27,19 @@ mod postgres {
     use super::*;
 
     conformance_cases!(tests, targets::Live);
+}
+
+/// Files keep no rows that others could meet: of the other cases, those with upserts, deletes, columns and constraints are no questions
+/// there. Dead letters of refused rows, which the list's case asks for by the name of a column, are in the sink's own tests.
+mod files {
+    use super::*;
+
+    appending_conformance_cases!(tests, Folders);
+
+    /// The bookkeeping is the one of the SQLite sink.
+    #[tokio::test]
+    async fn p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds() {
+        let case = conformance::ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds;
+        case(&Folders).await;
+    }
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{
     SqliteConfig,
     packed::Packed,
-    rows::{self, Stop},
+    rows::Stop,
     schema::{self, NOW_MS},
     worker::{Db, Fault, FileId, Open},
 };
@@ -102,12 +102,12 @@ pub(super) fn run(
     finish: oneshot::Receiver<Finish>,
 ) -> Result<(), Fault> {
     let open = db.ready(config)?;
-    let Open { connection, file, layout, .. } = open;
+    let Open { connection, file, rows, .. } = open;
     let mut refused = HashMap::new();
     let transaction = loop {
-        let transaction = begin(connection)?;
+        let transaction = begin(&mut *connection)?;
         fence(&transaction, route, &work.steps)?;
-        match rows::write(&transaction, layout, route, &work.rows, &refused) {
+        match rows.write(&transaction, route, &work.rows, &refused) {
             Ok(written) => {
                 if outcomes.send(written).is_err() {
                     return Err(abandoned());
@@ -123,7 +123,9 @@ pub(super) fn run(
     let finish = finish.blocking_recv().map_err(|_| abandoned())?;
     write_finish(&transaction, route, &work.steps, &finish)
         .map_err(|error| schema::fault("writing marks and dead letters", &error))?;
+    rows.keep(&transaction)?;
     commit(transaction)?;
+    rows.committed(connection);
     match FileId::of(&config.path) {
         Ok(now) if now == *file => Ok(()),
         _ => Err(Fault {
@@ -144,7 +146,7 @@ fn abandoned() -> Fault {
 }
 
 /// Waits for the write lock up to the busy time-out.
-pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, Fault> {
+pub(crate) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, Fault> {
     connection
         .transaction_with_behavior(TransactionBehavior::Immediate)
         .map_err(|error| schema::fault("beginning a transaction", &error))

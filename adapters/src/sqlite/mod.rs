@@ -8,21 +8,23 @@
 //! | `worker.rs` | the thread that owns a session's connection |
 //! | `session.rs` | [`crate::sink::Session`]: ownership, marks, floors |
 //! | `deliver.rs` | one batch, one transaction |
-//! | `packed.rs` `rows.rs` | its rows, their order, and the statements that write them |
+//! | `target.rs` | what the rows go into: the table, or what another sink keeps beside its bookkeeping |
+//! | `packed.rs` `rows.rs` | the rows of a batch, their order, and the statements that write them |
 //!
 //! SQLite has one writer at a time: `BEGIN IMMEDIATE` waits for it up to the busy time-out, then the batch is `NotApplied`.
 //! A frozen writer (SIGSTOP inside a transaction) cannot be ended by SQL: `acquire` waits for it, and nothing is written twice.
 
-mod deliver;
+pub(crate) mod deliver;
 mod encode;
-mod packed;
+pub(crate) mod packed;
 mod probe;
-mod rows;
-mod schema;
-mod session;
+pub(crate) mod rows;
+pub(crate) mod schema;
+pub(crate) mod session;
+pub(crate) mod target;
 #[cfg(test)]
 mod tests;
-mod worker;
+pub(crate) mod worker;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -119,7 +121,8 @@ impl Sink for SqliteSink {
     }
 
     fn session(&self, route: &str, owner: &str) -> Box<dyn Session> {
-        Box::new(session::SqliteSession::new(self.config.clone(), self.probed.clone(), route, owner))
+        let table = target::Table { config: self.config.clone(), probed: self.probed.clone() };
+        Box::new(session::SqliteSession::new(self.config.clone(), Arc::new(table), route, owner))
     }
 }
 

@@ -5,24 +5,28 @@ use std::ops::Range;
 use rusqlite::types::ValueRef;
 
 use super::{encode, probe::Layout};
-use crate::sink::{Batch, RowKind};
+use crate::sink::{Batch, Row, RowKind};
 
 /// The rows of a batch, owned, so that they can go to the worker's thread.
-pub(super) struct Packed {
+pub(crate) struct Packed {
     bytes: Vec<u8>,
-    pub(super) rows: Vec<PackedRow>,
+    pub(crate) rows: Vec<PackedRow>,
 }
 
-pub(super) struct PackedRow {
-    pub(super) kind: RowKind,
+pub(crate) struct PackedRow {
+    pub(crate) kind: RowKind,
     row: Range<usize>,
     key: Range<usize>,
     pub(super) event_ms: i64,
 }
 
 impl Packed {
-    pub(super) fn of(batch: &Batch<'_>) -> Self {
-        let size = batch.rows.iter().map(|row| row.bytes.len() + row.row_key.len()).sum();
+    /// With `whole` a row is the record's payload as it came.
+    pub(super) fn of(batch: &Batch<'_>, whole: bool) -> Self {
+        fn bytes_of<'a>(row: &Row<'a>, whole: bool) -> &'a [u8] {
+            if whole { row.source.payload.unwrap_or_default() } else { row.bytes }
+        }
+        let size = batch.rows.iter().map(|row| bytes_of(row, whole).len() + row.row_key.len()).sum();
         let mut bytes = Vec::with_capacity(size);
         let mut append = |part: &[u8]| {
             let start = bytes.len();
@@ -34,7 +38,7 @@ impl Packed {
             .iter()
             .map(|row| PackedRow {
                 kind: row.kind,
-                row: append(row.bytes),
+                row: append(bytes_of(row, whole)),
                 key: append(row.row_key),
                 event_ms: row.source.event_ms,
             })
@@ -42,7 +46,7 @@ impl Packed {
         Self { bytes, rows }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 
@@ -50,7 +54,7 @@ impl Packed {
         &self.bytes[self.rows[index].key.clone()]
     }
 
-    pub(super) fn row(&self, index: usize) -> &[u8] {
+    pub(crate) fn row(&self, index: usize) -> &[u8] {
         &self.bytes[self.rows[index].row.clone()]
     }
 

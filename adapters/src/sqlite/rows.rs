@@ -21,7 +21,7 @@ use super::{
 use crate::sink::{Mode, RowKind, RowOutcome};
 
 /// Why the rows did not go in.
-pub(super) enum Stop {
+pub(crate) enum Stop {
     /// The batch as a whole failed.
     Batch(Fault),
     /// This row ended the transaction: begin again and refuse it.

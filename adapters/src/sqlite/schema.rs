@@ -52,7 +52,7 @@ CREATE INDEX IF NOT EXISTS oncegate_tombstones_expiry ON oncegate_tombstones (ro
 ";
 
 /// The sink's clock: ms since the epoch.
-pub(super) const NOW_MS: &str = "CAST(round(unixepoch('now', 'subsec') * 1000) AS INTEGER)";
+pub(crate) const NOW_MS: &str = "CAST(round(unixepoch('now', 'subsec') * 1000) AS INTEGER)";
 
 /// Pages of WAL after which a commit moves them into the file: 32 MiB at 4 KiB a page, so that a large batch does not
 /// pay for it each time.
@@ -60,7 +60,7 @@ const CHECKPOINT_PAGES: i64 = 8192;
 
 /// Why the file could not be opened as it must be.
 #[derive(Debug)]
-pub(super) enum OpenError {
+pub(crate) enum OpenError {
     /// SQLite says so.
     Sqlite(rusqlite::Error),
     /// It opened, but a commit would not be durable.
@@ -74,7 +74,7 @@ impl From<rusqlite::Error> for OpenError {
 }
 
 /// Opens the file with durable commits, and makes the bookkeeping tables if they are missing.
-pub(super) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
+pub(crate) fn open(config: &SqliteConfig) -> Result<Connection, OpenError> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(&config.path, flags)?;
@@ -170,7 +170,7 @@ pub(super) fn quoted(name: &str) -> String {
 
 /// An error from outside COMMIT: nothing of the transaction can come any more, for a SQLite file has no other server
 /// that might still be at it.
-pub(super) fn fault(doing: &str, error: &rusqlite::Error) -> Fault {
+pub(crate) fn fault(doing: &str, error: &rusqlite::Error) -> Fault {
     let code = error.sqlite_error_code();
     let (retry, lost, advice) = match code {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
@@ -198,7 +198,7 @@ pub(super) fn fault(doing: &str, error: &rusqlite::Error) -> Fault {
 }
 
 /// The error in one line, with SQLite's own name of it.
-pub(super) fn text(error: &rusqlite::Error) -> String {
+pub(crate) fn text(error: &rusqlite::Error) -> String {
     match error {
         rusqlite::Error::SqliteFailure(failure, Some(message)) => {
             format!("{message} (SQLite code {})", failure.extended_code)

@@ -9,11 +9,11 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use tokio::sync::oneshot;
 
 use super::{
-    Probed, SqliteConfig,
+    SqliteConfig,
     deliver::{self, Finish, Work, begin, shard_row},
     packed::Packed,
-    probe::Layout,
     schema::{self, NOW_MS, OpenError},
+    target::Target,
     worker::{Db, Fault, FileId, Open, Worker},
 };
 use crate::sink::{
@@ -25,13 +25,11 @@ use crate::sink::{
 const PAGE_BYTES: usize = 16 << 20;
 /// Marks that one call of `expire_marks` deletes at most.
 const EXPIRE_MARKS: i64 = 256;
-/// Tombstones that one call of `expire_marks` deletes at most.
-const EXPIRE_TOMBSTONES: i64 = 10_000;
 
 /// One lane's connection, on a thread of its own.
-pub(super) struct SqliteSession {
+pub(crate) struct SqliteSession {
     config: Arc<SqliteConfig>,
-    probed: Probed,
+    target: Arc<dyn Target>,
     route: Arc<str>,
     owner: Arc<str>,
     worker: Option<Worker>,
@@ -42,10 +40,11 @@ pub(super) struct SqliteSession {
 }
 
 impl SqliteSession {
-    pub(super) fn new(config: Arc<SqliteConfig>, probed: Probed, route: &str, owner: &str) -> Self {
+    /// The bookkeeping is in the file that `config` names, the rows go to `target`.
+    pub(crate) fn new(config: Arc<SqliteConfig>, target: Arc<dyn Target>, route: &str, owner: &str) -> Self {
         Self {
             config,
-            probed,
+            target,
             route: route.into(),
             owner: owner.into(),
             worker: None,
@@ -107,20 +106,25 @@ impl Db {
     }
 
     /// The connection, a new one if there is none or the file is another one now.
-    fn connect(&mut self, config: &SqliteConfig, probed: &Probed) -> Result<&mut Open, Fault> {
+    fn connect(
+        &mut self,
+        config: &SqliteConfig,
+        target: &dyn Target,
+        route: &str,
+    ) -> Result<&mut Open, Fault> {
         if self.ready(config).is_err() {
             self.open = None;
         }
         match &mut self.open {
             Some(open) => Ok(open),
             slot => {
-                let connection = connect(config)?;
+                let mut connection = connect(config)?;
                 let file = FileId::of(&config.path).map_err(|error| SinkError::NotApplied {
                     reason: format!("{}: {error}", config.path.display()),
                     retry: true,
                 })?;
-                let layout = layout(&connection, config, probed)?;
-                Ok(slot.insert(Open { connection, file, layout, pulse: Pulse::begin() }))
+                let rows = target.open(&mut connection, route)?;
+                Ok(slot.insert(Open { connection, file, rows, pulse: Pulse::begin() }))
             }
         }
     }
@@ -149,24 +153,6 @@ fn connect(config: &SqliteConfig) -> Result<Connection, Fault> {
     })
 }
 
-/// The table must be as the probe saw it: rows were encoded for that.
-fn layout(connection: &Connection, config: &SqliteConfig, probed: &Probed) -> Result<Arc<Layout>, Fault> {
-    let changed = |reason: String| SinkError::NotApplied { reason, retry: false };
-    let now = Layout::read(connection, config).map_err(|misfits| {
-        let all: Vec<String> = misfits.iter().map(ToString::to_string).collect();
-        changed(format!("the table does not fit: {}", all.join("; ")))
-    })?;
-    match &*probed.lock() {
-        Some(layout) if **layout == now => Ok(layout.clone()),
-        Some(_) => Err(changed(format!(
-            "table {:?} has changed since the start-up checks; restart to read it again",
-            config.table
-        ))
-        .into()),
-        None => Ok(Arc::new(now)),
-    }
-}
-
 #[async_trait]
 impl Session for SqliteSession {
     async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
@@ -184,10 +170,10 @@ impl Session for SqliteSession {
     }
 
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
-        let (config, probed) = (self.config.clone(), self.probed.clone());
+        let (config, target) = (self.config.clone(), self.target.clone());
         let (route, owner, shards) = (self.route.clone(), self.owner.clone(), shards.to_vec());
         self.run(move |db| {
-            let open = db.connect(&config, &probed)?;
+            let open = db.connect(&config, &*target, &route)?;
             let transaction = begin(&mut open.connection)?;
             let states = acquire(&transaction, &route, &owner, &shards, &how)?;
             end(transaction, "acquiring shards")?;
@@ -208,7 +194,7 @@ impl Session for SqliteSession {
     }
 
     async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
-        let work = Work { steps: batch.steps.to_vec(), rows: Packed::of(batch) };
+        let work = Work { steps: batch.steps.to_vec(), rows: Packed::of(batch, self.target.whole()) };
         let (config, route) = (self.config.clone(), self.route.clone());
         let (outcomes, written) = oneshot::channel();
         let (finish, sealed) = oneshot::channel();
@@ -243,12 +229,12 @@ impl Session for SqliteSession {
     }
 
     async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError> {
-        let (config, probed) = (self.config.clone(), self.probed.clone());
+        let (config, target) = (self.config.clone(), self.target.clone());
         let (route, owner, steps) = (self.route.clone(), self.owner.clone(), steps.to_vec());
         let raised = self.raised.clone();
         self.run(move |db| {
             db.open = None;
-            let open = db.connect(&config, &probed)?;
+            let open = db.connect(&config, &*target, &route)?;
             let transaction = begin(&mut open.connection)?;
             let found = resolve(&transaction, &route, &owner, &steps, &raised)?;
             end(transaction, "resolving a batch")?;
@@ -272,9 +258,13 @@ impl Session for SqliteSession {
         let (config, route, owned) = (self.config.clone(), self.route.clone(), owned.to_vec());
         self.run(move |db| {
             let open = db.ready(&config)?;
-            let table = open.layout.table.clone();
             let transaction = begin(&mut open.connection)?;
-            let gone = expire(&transaction, &route, &table, &owned, floor_ms)?;
+            let gone = expire(&transaction, &route, &owned, floor_ms)?;
+            if !owned.is_empty() {
+                open.rows
+                    .expire(&transaction, &route, floor_ms)
+                    .map_err(|error| schema::fault("expiring marks", &error))?;
+            }
             end(transaction, "expiring marks")?;
             Ok(gone)
         })
@@ -296,7 +286,10 @@ impl Session for SqliteSession {
                     .map_err(|error| schema::fault("touching the heartbeat", &error))?;
                 still_ours(&transaction, &route, shard, *epoch, touched)?;
             }
-            end(transaction, "touching the heartbeat")
+            open.rows.due(&transaction)?;
+            end(transaction, "touching the heartbeat")?;
+            open.rows.committed(&mut open.connection);
+            Ok(())
         })
         .await
     }
@@ -549,7 +542,6 @@ fn marks_since(
 fn expire(
     transaction: &Transaction<'_>,
     route: &str,
-    table: &str,
     owned: &[(ShardId, i64)],
     floor_ms: i64,
 ) -> Result<u64, Fault> {
@@ -571,15 +563,6 @@ fn expire(
             )
             .map_err(doing)?;
         gone += deleted as i64;
-    }
-    if !owned.is_empty() {
-        transaction
-            .execute(
-                "DELETE FROM oncegate_tombstones WHERE target = ?2 AND row_key IN (SELECT row_key FROM oncegate_tombstones
-                 WHERE route = ?1 AND target = ?2 AND event_ms < ?3 LIMIT ?4)",
-                params![route, table, floor_ms, EXPIRE_TOMBSTONES],
-            )
-            .map_err(doing)?;
     }
     Ok(gone.unsigned_abs())
 }

@@ -316,7 +316,9 @@ async fn rows_that_refer_to_each_other_keep_their_order() {
 #[tokio::test]
 async fn a_full_file_takes_nothing_and_can_be_tried_again() {
     let mut bed = Bed::new("CREATE TABLE t (id INTEGER, s TEXT)", |_| {}).await;
-    let mut session = session::SqliteSession::new(Arc::new(bed.config.clone()), Arc::default(), "r", "me");
+    let config = Arc::new(bed.config.clone());
+    let table = target::Table { config: config.clone(), probed: Arc::default() };
+    let mut session = session::SqliteSession::new(config, Arc::new(table), "r", "me");
     bed.epoch = session.acquire(&[SHARD.into()], Acquire::Force).await.unwrap()[0].epoch;
     let limit = |pages: i64| {
         move |db: &mut worker::Db| {

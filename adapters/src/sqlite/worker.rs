@@ -5,7 +5,7 @@ use std::{sync::mpsc, thread};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::probe::Layout;
+use super::target::Rows;
 use crate::sink::{Life, Pulse, SinkError};
 
 /// What a job sees: the connection, if there is one.
@@ -19,7 +19,8 @@ pub(super) struct Open {
     pub(super) connection: Connection,
     /// Which file it is, so that a file put in its place is noticed.
     pub(super) file: FileId,
-    pub(super) layout: std::sync::Arc<Layout>,
+    /// What the rows go into.
+    pub(super) rows: Box<dyn Rows>,
     /// Ends with the connection.
     pub(super) pulse: Pulse,
 }
@@ -47,10 +48,10 @@ impl FileId {
 
 /// A failed job.
 #[derive(Debug)]
-pub(super) struct Fault {
-    pub(super) error: SinkError,
+pub(crate) struct Fault {
+    pub(crate) error: SinkError,
     /// The connection is of no more use.
-    pub(super) lost: bool,
+    pub(crate) lost: bool,
 }
 
 impl From<SinkError> for Fault {

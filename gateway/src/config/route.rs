@@ -103,11 +103,17 @@ pub(super) struct SinkView {
     mode: Mode,
     row_key: Vec<String>,
     keeps_rows: bool,
+    takes_json_only: bool,
 }
 
 impl SinkView {
     pub(super) fn of(sink: &SinkConfig) -> Self {
-        Self { mode: sink.mode, row_key: sink.row_key.clone(), keeps_rows: sink.keeps_rows() }
+        Self {
+            mode: sink.mode,
+            row_key: sink.row_key.clone(),
+            keeps_rows: sink.keeps_rows(),
+            takes_json_only: matches!(sink.target, super::sink::Target::Files(_)),
+        }
     }
 }
 
@@ -138,6 +144,16 @@ pub(super) fn route(
     let row_key = view.map(|view| view.row_key.clone()).unwrap_or_default();
     let (naming, registry) = naming::naming(&section, has_relay, row_key)
         .map_or((None, None), |(naming, registry)| (Some(naming), registry));
+
+    if let (Some(naming), Some(view)) = (&naming, view)
+        && view.takes_json_only
+        && naming.format.encoding != crate::format::Encoding::Json
+    {
+        section.fault(
+            "`format` is not JSON, and its sink writes records as they came into files of JSON lines",
+            "choose another sink, or send JSON",
+        );
+    }
 
     let rules = rules(&section, naming.as_ref().map(|naming| &naming.event_time), view);
     let (dead_letters, policy) = dead_letters(&section, has_relay);
@@ -205,7 +221,10 @@ fn rules(section: &Section<'_, '_>, event_time: Option<&EventTime>, view: Option
     });
     if let (Some(item), Some(LatePolicy::VerifyInSink), Some(view)) = (&late_item, late, view) {
         if !view.keeps_rows {
-            item.fault("does not fit a topic, which has no rows to look into", "choose another");
+            item.fault(
+                "does not fit a topic or a folder of files, which has no rows to look into",
+                "choose another",
+            );
         } else if view.row_key.is_empty() {
             item.fault(
                 "needs a row key: the sink tells a copy by it",

@@ -16,7 +16,7 @@ pub struct SinkConfig {
     pub name: String,
     /// What it is.
     pub target: Target,
-    /// The table's name, with its schema, if any, for Postgres; or the topic's.
+    /// The table's name, with its schema, if any, for Postgres; or the topic's; or the folder.
     pub table: String,
     /// How a row meets the row that is there.
     pub mode: Mode,
@@ -51,6 +51,8 @@ pub enum Target {
         /// DDL to run if the table is missing.
         create: Option<String>,
     },
+    /// A folder of files.
+    Files(adapters::files::FilesConfig),
     /// A topic, but for what its route says.
     #[cfg(feature = "kafka")]
     Kafka(Box<adapters::kafka_sink::KafkaSinkConfig>),
@@ -83,6 +85,7 @@ impl SinkConfig {
     pub fn keeps_rows(&self) -> bool {
         match &self.target {
             Target::Postgres { .. } | Target::Sqlite { .. } => true,
+            Target::Files(_) => false,
             #[cfg(feature = "kafka")]
             Target::Kafka(_) => false,
         }
@@ -110,27 +113,33 @@ impl SinkConfig {
 }
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 9] =
-    ["clickhouse", "doris", "duckdb", "elasticsearch", "file", "http", "opensearch", "redis", "starrocks"];
+const LATER: [&str; 8] =
+    ["clickhouse", "doris", "duckdb", "elasticsearch", "http", "opensearch", "redis", "starrocks"];
+
+/// Those that it has.
+const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\" or \"files\"";
 
 #[derive(Clone, Copy)]
 enum Type {
     Postgres,
     Sqlite,
     Kafka,
+    Files,
     Later,
 }
 
 pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig> {
-    let item = section.required("type", "\"postgres\", \"sqlite\" or \"kafka\"")?;
+    let item = section.required("type", TYPES)?;
     if let Some(later) = item.value.as_str().filter(|word| LATER.contains(word)) {
-        item.fault(
-            format!("sinks of type {later:?} are not in this build"),
-            "use \"postgres\", \"sqlite\" or \"kafka\"",
-        );
+        item.fault(format!("sinks of type {later:?} are not in this build"), format!("use {TYPES}"));
         return None;
     }
-    let types = [("postgres", Type::Postgres), ("sqlite", Type::Sqlite), ("kafka", Type::Kafka)];
+    let types = [
+        ("postgres", Type::Postgres),
+        ("sqlite", Type::Sqlite),
+        ("kafka", Type::Kafka),
+        ("files", Type::Files),
+    ];
     let kind = item.choice(&types).unwrap_or(Type::Later);
     #[cfg_attr(not(feature = "kafka"), expect(unused_mut, reason = "only a topic is fitted to the mode"))]
     let mut target = match kind {
@@ -143,12 +152,14 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         }
         Type::Postgres => postgres(&section, &item),
         Type::Sqlite => sqlite(&section),
+        Type::Files => files(&section),
         // Its keys are not known: nothing more can be said of them.
         Type::Later => return None,
     };
     let named = match kind {
         // Asked for with the rest of what names it.
         Type::Kafka => section.item("topic"),
+        Type::Files => section.item("folder"),
         _ => section.required("table", "\"NAME\""),
     };
     let table = named.and_then(|item| {
@@ -166,7 +177,9 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
     let row_key = row_key_item.as_ref().map(Item::texts).unwrap_or_default();
     let version_item = section.item("version");
     let version = version_item.as_ref().and_then(Item::text);
-    if mode != Mode::Insert && row_key_item.is_none() {
+    if let Type::Files = kind {
+        only_appended_to(mode, [&mode_item, &row_key_item, &version_item]);
+    } else if mode != Mode::Insert && row_key_item.is_none() {
         section.fault(
             "`row_key` is missing: this mode finds the row that is there by it",
             "add row_key = [\"COLUMN\"]",
@@ -178,6 +191,7 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         );
     }
     match (&version_item, mode) {
+        _ if matches!(kind, Type::Files) => {}
         (None, Mode::UpsertIfNewer) if !matches!(kind, Type::Kafka) => {
             section.fault("`version` is missing: this mode compares it", "add version = \"COLUMN\"");
         }
@@ -223,6 +237,41 @@ fn postgres(section: &Section<'_, '_>, item: &Item<'_, '_>) -> Option<Target> {
         meta_schema: section.text("meta_schema"),
     };
     text.map(|_| target)
+}
+
+fn files(section: &Section<'_, '_>) -> Option<Target> {
+    let folder = section.required("folder", "\"FOLDER\"").and_then(|item| {
+        let folder = item.text()?;
+        if folder.is_empty() {
+            item.fault("is empty", "name a folder");
+        }
+        Some(folder)
+    });
+    let defaults = adapters::files::FilesConfig::new(folder.clone().unwrap_or_default());
+    let target = Target::Files(adapters::files::FilesConfig {
+        roll_bytes: section.size("roll_size", (1 << 10)..=(1 << 40), defaults.roll_bytes),
+        roll_rows: section.count("roll_rows", 1..=1_000_000_000, 1_000_000).unsigned_abs(),
+        roll_after: section.duration("roll_after", secs(1)..=secs(7 * 24 * 3600), defaults.roll_after),
+        busy_timeout: section.duration("busy_timeout", ms(0)..=secs(600), defaults.busy_timeout),
+        ..defaults
+    });
+    folder.map(|_| target)
+}
+
+/// Names what would need a row that is there.
+fn only_appended_to(mode: Mode, [mode_item, row_key, version]: [&Option<Item<'_, '_>>; 3]) {
+    if let (Some(item), true) = (mode_item, mode != Mode::Insert) {
+        item.fault(
+            "changes the row that is there, and files are only appended to",
+            "set mode = \"insert\", and leave it to who reads the files to take the last row of a key",
+        );
+    }
+    for item in [row_key, version].into_iter().flatten() {
+        item.fault(
+            "finds a row that is there, and files are only appended to",
+            "remove it; the route's `key` keeps copies out",
+        );
+    }
 }
 
 fn sqlite(section: &Section<'_, '_>) -> Option<Target> {

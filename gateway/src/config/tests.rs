@@ -317,6 +317,38 @@ fn sinks_are_checked_by_mode() {
     assert!(errors(&verify)[0].contains("does not fit mode \"upsert\""));
 }
 
+#[test]
+fn a_files_sink_is_only_appended_to() {
+    let sink = |lines: &str| {
+        let named = "[sinks.s]\ntype = \"files\"\nfolder = \"out\"\n";
+        format!("[routes.r]\nsink = \"s\"\nkey = \"/id\"\n{named}{lines}\n")
+    };
+    let read = |lines: &str| match load(&sink(lines), environment).unwrap().sinks["s"].target.clone() {
+        crate::config::Target::Files(config) => config,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(read(""), adapters::files::FilesConfig::new("out"));
+    let rolled = read("mode = \"insert\"\nroll_size = \"1MiB\"\nroll_rows = 7\nroll_after = \"5m\"");
+    assert_eq!((rolled.roll_bytes, rolled.roll_rows, rolled.roll_after.as_secs()), (1 << 20, 7, 300));
+    for (lines, says) in [
+        ("mode = \"upsert\"", "files are only appended to"),
+        ("mode = \"upsert-if-newer\"", "files are only appended to"),
+        ("row_key = [\"id\"]", "finds a row that is there"),
+        ("version = \"v\"", "finds a row that is there"),
+        ("roll_rows = 0", "roll_rows"),
+        ("table = \"t\"", "unknown key \"table\""),
+    ] {
+        let errors = errors(&sink(lines));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
+    }
+    let nameless = sink("").replace("folder = \"out\"", "");
+    assert!(errors(&nameless)[0].contains("folder"), "{:?}", errors(&nameless));
+    let verify = sink("").replace("key = \"/id\"", "key = \"/id\"\nlate = \"verify-in-sink\"");
+    assert!(errors(&verify)[0].contains("no rows to look into"));
+    let raw = sink("").replace("key = \"/id\"", "key = { content = true }\nformat = { type = \"raw\" }");
+    assert!(errors(&raw).iter().any(|error| error.contains("`format` is not JSON")), "{:?}", errors(&raw));
+}
+
 #[cfg(feature = "kafka")]
 #[test]
 fn a_kafka_sink_is_checked_whole() {

@@ -1,23 +1,14 @@
 //! Kafka as a target: a topic for each case, its marks topic, and what a reader of committed records finds in both, as tables.
 
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use adapters::{
     kafka_sink::{KafkaSink, KafkaSinkConfig},
-    sink::{
-        Acquire, Batch, Column, Encode, Guarantee, Life, Mark, Misfit, Mode, Original, Receipts, Resolution,
-        RouteRow, Row, RowKind, Session, ShardId, ShardState, ShardStep, Sink, SinkError, Source,
-    },
-    value::{BadValue, Value},
+    sink::Sink,
 };
-use async_trait::async_trait;
 use rdkafka::{
     ClientConfig,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
@@ -25,7 +16,7 @@ use rdkafka::{
 };
 use rusqlite::{Connection, params};
 
-use super::{Place, Shape, Target};
+use super::{Place, Shape, Target, whole::Whole};
 use crate::servers::{Kafka, committed};
 
 /// Kafka: a topic for each case, in the broker of the test binary.
@@ -238,7 +229,9 @@ fn fold(tables: &Connection, line: &crate::servers::Committed) {
 
 impl Place for TopicPlace {
     fn sink(&self, shape: &Shape) -> Box<dyn Sink> {
-        Box::new(Whole(KafkaSink::new(self.config(shape)).expect("a good configuration")))
+        let sink = KafkaSink::new(self.config(shape)).expect("a good configuration");
+        // Spaces mean nothing, and are too many.
+        Box::new(Whole::new(sink, |payload| payload.resize(payload.len() + MAX_BYTES, b' ')))
     }
 
     async fn execute(&self, _sql: &str) {
@@ -250,159 +243,5 @@ impl Place for TopicPlace {
         let mut query = tables.prepare(sql).expect("the SQL of the case is right");
         let rows = query.query_map([], |row| row.get(0)).expect("the query runs");
         rows.collect::<Result<_, _>>().expect("one text a row")
-    }
-}
-
-/// The sink, taking the cases' rows: each becomes the payload that it would have come with.
-#[derive(Debug)]
-struct Whole(KafkaSink);
-
-#[derive(Debug)]
-struct WholeEncoder(Arc<dyn Encode>, Vec<Column>);
-
-struct WholeSession(Box<dyn Session>);
-
-#[async_trait]
-impl Sink for Whole {
-    fn guarantee(&self) -> Guarantee {
-        self.0.guarantee()
-    }
-
-    fn mode(&self) -> Mode {
-        self.0.mode()
-    }
-
-    fn row_key(&self) -> &[String] {
-        self.0.row_key()
-    }
-
-    fn version(&self) -> Option<&str> {
-        self.0.version()
-    }
-
-    async fn probe(&self) -> Result<Arc<dyn Encode>, Vec<Misfit>> {
-        let column = |name: &str| Column {
-            name: name.to_owned(),
-            type_name: "json".to_owned(),
-            nullable: true,
-            has_default: true,
-        };
-        let columns = ["id", "version", "amount", "note"].map(column).to_vec();
-        Ok(Arc::new(WholeEncoder(self.0.probe().await?, columns)))
-    }
-
-    fn session(&self, route: &str, owner: &str) -> Box<dyn Session> {
-        Box::new(WholeSession(self.0.session(route, owner)))
-    }
-}
-
-impl Encode for WholeEncoder {
-    fn columns(&self) -> &[Column] {
-        &self.1
-    }
-
-    fn encode(
-        &self,
-        kind: RowKind,
-        values: &[Value<'_>],
-        row: &mut Vec<u8>,
-        row_key: &mut Vec<u8>,
-    ) -> Result<(), BadValue> {
-        let mut record = BTreeMap::new();
-        for (column, value) in self.1.iter().zip(values) {
-            if let Value::Json(json) = value {
-                let json: serde_json::Value = serde_json::from_str(json).expect("a value of the case");
-                record.insert(column.name.as_str(), json);
-            }
-        }
-        record.entry("note").or_insert_with(|| "none".into());
-        if record["amount"].as_i64().is_some_and(|amount| amount < 0) {
-            record.insert("pad", "x".repeat(MAX_BYTES).into());
-        }
-        let key = record["id"].as_str().unwrap_or_default().to_owned();
-        let original = Original { key: Some(key.as_bytes()), ..Original::default() };
-        let mut inner = Vec::new();
-        let columns = self.0.columns().len();
-        self.0.encode_whole(kind, &values[..columns], &original, &mut inner, row_key)?;
-        row.extend_from_slice(&(inner.len() as u32).to_le_bytes());
-        row.extend_from_slice(&inner);
-        row.extend_from_slice(&serde_json::to_vec(&record).expect("JSON"));
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl Session for WholeSession {
-    async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
-        self.0.register_route(proposed).await
-    }
-
-    async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
-        self.0.acquire(shards, how).await
-    }
-
-    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
-        self.0.shards(prefix).await
-    }
-
-    async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
-        let rows: Vec<Row<'_>> = batch
-            .rows
-            .iter()
-            .map(|row| {
-                let (length, rest) = row.bytes.split_first_chunk::<4>().expect("a row of the case");
-                let (bytes, payload) = rest.split_at(u32::from_le_bytes(*length) as usize);
-                Row { bytes, source: Source { payload: Some(payload), ..row.source }, ..*row }
-            })
-            .collect();
-        let Batch { steps, dead_letters, on_refused, known_new, seal, .. } = *batch;
-        self.0.deliver(&Batch { steps, rows: &rows, dead_letters, on_refused, known_new, seal }).await
-    }
-
-    async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError> {
-        self.0.resolve(steps).await
-    }
-
-    async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError> {
-        self.0.marks_since(shard, sequence).await
-    }
-
-    async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError> {
-        self.0.expire_marks(owned, floor_ms).await
-    }
-
-    async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError> {
-        self.0.heartbeat(owned).await
-    }
-
-    async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError> {
-        self.0.forget_all(owned).await
-    }
-
-    async fn keep_partitions(
-        &mut self,
-        counts: &[(ShardId, i64, i64)],
-    ) -> Result<Vec<Option<i64>>, SinkError> {
-        self.0.keep_partitions(counts).await
-    }
-
-    async fn keep_sources(
-        &mut self,
-        sources: &[(ShardId, i64, String)],
-        renew: bool,
-    ) -> Result<Vec<Option<String>>, SinkError> {
-        self.0.keep_sources(sources, renew).await
-    }
-
-    async fn now_ms(&mut self) -> Result<i64, SinkError> {
-        self.0.now_ms().await
-    }
-
-    fn connected(&self) -> bool {
-        self.0.connected()
-    }
-
-    fn life(&self) -> Life {
-        self.0.life()
     }
 }
