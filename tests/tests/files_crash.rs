@@ -208,7 +208,7 @@ async fn a_relay_into_files_ends_in_its_model_through_kills() {
             let partition = random.random_range(0..2);
             Produced { partition, payload: Some(payload.into_bytes()), ..Produced::default() }
         });
-        kafka.produce(TOPIC, records.collect());
+        kafka.produce(TOPIC, records.collect::<Vec<_>>());
         tokio::time::sleep(Duration::from_millis(random.random_range(100..600))).await;
         gateway.kill();
         gateway.spawn();
