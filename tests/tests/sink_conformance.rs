@@ -35,11 +35,4 @@ mod files {
     use super::*;
 
     appending_conformance_cases!(tests, Folders);
-
-    /// The bookkeeping is the one of the SQLite sink.
-    #[tokio::test]
-    async fn p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds() {
-        let case = conformance::ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds;
-        case(&Folders).await;
-    }
 }
