@@ -462,6 +462,14 @@ impl Slots {
         self.closed.tables.iter().filter(|table| self.is_large(table)).count()
     }
 
+    /// The newest event of the slots whose facts all lie below `floor_ms`.
+    pub(crate) fn newest_below(&self, floor_ms: i64) -> Option<i64> {
+        let open = (self.open.keys() > 0).then_some(self.open.newest_ms);
+        let tables = self.closed.tables.iter().map(|table| table.newest_ms);
+        let runs = self.closed.runs().map(|run| run.meta.newest_ms);
+        open.into_iter().chain(tables).chain(runs).filter(|newest_ms| *newest_ms < floor_ms).max()
+    }
+
     /// Drops the slots whose facts all lie below `floor_ms`. Their columns are no longer asked, and cleared
     /// later.
     pub(crate) fn retire(&mut self, floor_ms: i64) -> Option<Arc<Closed>> {

@@ -421,12 +421,19 @@ impl State {
         watermark_ms.map_or(i64::MIN, |watermark_ms| self.spans.retire_ms(watermark_ms))
     }
 
-    /// Forgets what lies below `floor_ms`, slot by slot. Answers with what is to be dropped without a lock.
-    pub(crate) fn expire(&mut self, floor_ms: i64) -> Option<Arc<Closed>> {
-        self.floor_ms = self.floor_ms.max(floor_ms);
+    /// Forgets the slots that lie below `retire_ms`. The floor rises to what they held and no further: what is still known may still
+    /// be admitted. Answers with what is to be dropped without a lock.
+    pub(crate) fn expire(&mut self, retire_ms: i64) -> Option<Arc<Closed>> {
+        self.floor_ms = self.forgets(retire_ms);
         let floor_ms = self.floor_ms;
         self.tombstones.retain(|_, tombstone| tombstone.event_ms >= floor_ms);
-        self.slots.retire(floor_ms)
+        self.slots.retire(retire_ms)
+    }
+
+    /// The floor once the slots below `retire_ms` are forgotten.
+    pub(crate) fn forgets(&self, retire_ms: i64) -> i64 {
+        let newest_ms = self.slots.newest_below(retire_ms);
+        self.floor_ms.max(newest_ms.map_or(i64::MIN, |newest_ms| newest_ms.saturating_add(1)))
     }
 
     pub(crate) fn tombstones(&self) -> &Tombstones {

@@ -463,6 +463,14 @@ impl Store {
         held.state.floors(now_ms, held.retire_ms)
     }
 
+    /// Below what facts are forgotten, or will be with the next group commit, ms: what lies a window above it and more may be new.
+    /// `i64::MIN` for nothing. Not above [`Floors::retire_ms`], for a slot is forgotten as a whole.
+    pub fn forgets_ms(&self, now_ms: i64) -> i64 {
+        let held = self.shared.held.lock();
+        let coming_ms = held.state.retire_ms(held.state.floors(now_ms, i64::MIN).watermark_ms);
+        held.state.forgets(held.retire_ms.max(held.pending.retire_ms).max(coming_ms))
+    }
+
     /// An intent to run an effect that no sink can prove: durable when it returns (`Gate::once`).
     /// False if one was there already: that one's outcome is unknown.
     pub fn begin_effect(&self, fingerprint: &Fingerprint) -> Result<bool, StoreError> {

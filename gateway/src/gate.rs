@@ -125,6 +125,11 @@ impl Gate {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn inside(&self) -> &Route {
+        &self.0.route
+    }
+
     /// Ends the route: everything submitted gets its outcome, lanes end, the store is durable.
     pub async fn close(&self) {
         self.0.route.closing.store(true, Ordering::Release);

@@ -16,7 +16,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use crate::{
-    clock::{ArrivalClock, wall_ms},
+    clock::ArrivalClock,
     lane::Rules,
     lane::shard::{Standing, standing},
     metrics::RouteMetrics,
@@ -166,15 +166,6 @@ impl Route {
     /// What the store knows of a shard: the last sequence.
     pub(crate) fn known_sequence(&self, shard: &str) -> i64 {
         self.store.checkpoint(shard).map_or(0, |checkpoint| checkpoint.sequence)
-    }
-
-    /// Below what the store has forgotten, or is about to forget with the next group commit, ms; `i64::MIN` for nothing.
-    pub(crate) fn forgets_ms(&self) -> i64 {
-        let floors = self.store.floors(wall_ms());
-        let coming = floors.watermark_ms.map_or(i64::MIN, |watermark_ms| {
-            watermark_ms.saturating_sub(self.rules.lateness_ms).saturating_sub(self.rules.window_ms)
-        });
-        floors.retire_ms.max(coming)
     }
 
     /// The shards whose state in the sink lies behind what is known here (P6), if any. A lane that compared its own shards alone

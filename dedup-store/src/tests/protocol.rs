@@ -166,28 +166,49 @@ fn p11_the_store_admits_nothing_below_its_own_floor_and_the_window() {
     // G = 50,000 - 2,000 - 10,000.
     assert_eq!(floors, Floors { watermark_ms: Some(50_000), retire_ms: 38_000 });
     assert_eq!(store.floors(50_000), floors);
+    // The slots that are over held facts up to 2,000.
+    assert_eq!((store.stats(0).floor_ms, store.forgets_ms(50_000)), (2_001, 2_001));
     assert_eq!(
         claim(&store, 1, item(1, 1_000)),
-        Verdict::Late { floor_ms: 48_000 },
+        Verdict::Late { floor_ms: 12_001 },
         "forgotten, so never new"
     );
-    assert_eq!(claim(&store, 1, item(3, 47_999)), Verdict::Late { floor_ms: 48_000 });
+    assert_eq!(claim(&store, 1, item(3, 12_000)), Verdict::Late { floor_ms: 12_001 });
     assert_eq!(
         claim(&store, 1, Item { floor_ms: 49_000, ..item(3, 48_999) }),
         Verdict::Late { floor_ms: 49_000 }
     );
-    assert_eq!(claim(&store, 1, item(3, 48_000)), NEW);
+    assert_eq!(claim(&store, 1, item(3, 12_001)), NEW);
     assert_eq!(claim(&store, 1, item(2, 50_000)), Verdict::Duplicate(Settled::Written));
+}
+
+/// A partition that was taken over from a dead owner seconds behind, and one that was quiet when its instance was started again, made the
+/// whole store be discarded and learnt again, though nothing that they needed was forgotten.
+#[test]
+fn p11_a_store_that_has_dropped_nothing_has_forgotten_nothing() {
+    let store = store();
+    settle(&store, "a", 1, [1], 49_500);
+    settle(&store, "a", 2, [2], 50_500);
+    assert_eq!(store.expire(50_500).unwrap().retire_ms, 38_500);
+    assert_eq!(store.forgets_ms(50_500), i64::MIN);
+    assert_eq!(claim(&store, 1, item(3, 40_000)), NEW, "its own lateness is the shard's to judge");
+    // What will be dropped counts before it is.
+    settle(&store, "a", 3, [4], 70_000);
+    assert_eq!(store.stats(0).floor_ms, i64::MIN);
+    assert_eq!(store.forgets_ms(70_000), 50_501);
 }
 
 #[test]
 fn p11_facts_below_the_floor_are_dropped_on_load() {
     let store = store();
-    settle(&store, "a", 1, [1], 50_000);
+    settle(&store, "a", 1, [1], 1_000);
+    settle(&store, "a", 2, [4], 2_000);
+    settle(&store, "a", 3, [7], 50_000);
     store.expire(50_000).unwrap();
-    assert_eq!(claim(&store, 1, Item { admit_late: true, ..item(2, 37_999) }), Verdict::New { late: true });
-    settle(&store, "b", 1, [2, 3], 37_999);
-    settle(&store, "b", 2, [4], 38_000);
+    assert_eq!(store.stats(0).floor_ms, 2_001);
+    assert_eq!(claim(&store, 1, Item { admit_late: true, ..item(2, 2_000) }), Verdict::New { late: true });
+    settle(&store, "b", 1, [2, 3], 2_000);
+    settle(&store, "b", 2, [5], 2_001);
     assert_eq!(store.stats(0).keys, 2);
     assert_eq!(store.stats(0).claims, 0);
 }

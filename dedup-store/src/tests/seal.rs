@@ -201,7 +201,7 @@ fn p11_expiry_reads_nothing_and_removes_runs_and_filters() {
     assert_eq!(store.expire(26_000).unwrap().retire_ms, 14_000);
     assert_eq!(disk.reads("run-"), reads);
     assert_eq!((runs(), store.stats(0).keys), (4, 401));
-    assert_eq!(claim(&store, 1, item(1_000, 4_000)), Verdict::Late { floor_ms: 24_000 });
+    assert_eq!(claim(&store, 1, item(1_000, 4_000)), Verdict::Late { floor_ms: 22_001 });
     assert!(knows(&store, &fact(5_000, 20_000, Settled::Written)));
     // Their columns are emptied, and used again.
     store.wait_sealed();

@@ -243,7 +243,7 @@ impl Lane {
             }
             let mut shard = OwnedShard::new(&state);
             let rules = &self.route.rules;
-            let forgotten_ms = self.route.forgets_ms();
+            let forgotten_ms = self.route.store.forgets_ms(wall_ms());
             if self.route.marks && shard.lags_behind(forgotten_ms, rules.lateness_ms, rules.window_ms) {
                 // Nothing of what this shard needs is gone from the sink. Its owner was slower than this instance, or dead.
                 info!(route = %self.route.name, shard = %id, watermark_ms = state.watermark_ms, forgotten_ms,

@@ -60,6 +60,34 @@ async fn p11_a_shard_that_lags_is_taken_over_by_an_owner_far_ahead_and_none_of_i
     assert_eq!(super::rig::counted(&fast.gate).get("dead_lettered"), Some(&1));
 }
 
+/// A partition was half a minute behind when its owner died. Whoever took it over discarded its whole store and learnt it again, though
+/// it had forgotten nothing that the partition needs.
+#[tokio::test(start_paused = true)]
+async fn p11_a_shard_that_is_a_little_behind_is_taken_over_without_a_rebuild_and_none_of_it_is_late() {
+    let rig = rig(35);
+    let topic = Topic::new(2);
+    let slow = Relay::join(&rig, "slow", rig.gate("slow", (0, 1)).await, &topic);
+    let fast = Relay::join(&rig, "fast", rig.gate("fast", (0, 1)).await, &topic);
+    slow.take(1);
+    fast.take(0);
+    slow.push(1, &at("slow", BASE_MS - 30_000));
+    slow.settled(1, 1).await;
+    slow.crash();
+    for record in 0..=50 {
+        fast.push(0, &at(&format!("new{record}"), BASE_MS - 50_000 + record * 1_000));
+        fast.settled(0, 1 + record).await;
+    }
+    pass(60_000).await;
+    fast.take(1);
+    fast.push(1, &at("slow", BASE_MS - 30_000));
+    fast.push(1, &at("within its own lateness", BASE_MS - 39_000));
+    fast.push(1, &at("too late", BASE_MS - 40_001));
+    fast.settled(1, 4).await;
+    let counted = counted(&fast.gate);
+    assert_eq!((counted.get("duplicate"), counted.get("dead_lettered")), (Some(&1), Some(&1)), "{counted:?}");
+    assert_eq!(*fast.gate.inside().history.read(), 0, "the store was discarded");
+}
+
 /// A partition whose records take long to come holds the floor back; one that has none does not.
 #[tokio::test(start_paused = true)]
 async fn p11_a_partition_with_a_backlog_is_never_idle_and_one_without_is() {
@@ -80,13 +108,14 @@ async fn p11_a_partition_with_a_backlog_is_never_idle_and_one_without_is() {
     assert_eq!(counted(&relay.gate).get("dead_lettered"), None);
     // Now nothing is to come, and the others go on.
     for minute in 301..=340 {
-        relay.push(0, &at(&format!("a{minute}"), BASE_MS));
+        relay.push(0, &at(&format!("a{minute}"), BASE_MS + (minute - 300) * 5_000));
         pass(1_000).await;
     }
-    relay.push(1, &at("b later", BASE_MS - 11_000));
+    let now = BASE_MS + 200_000;
+    relay.push(1, &at("b later", now - 30_000));
     relay.settled(1, 3).await;
     assert_eq!(counted(&relay.gate).get("dead_lettered"), Some(&1), "forgotten meanwhile");
-    relay.push(1, &at("b in time", BASE_MS - 9_000));
+    relay.push(1, &at("b in time", now - 9_000));
     relay.settled(1, 4).await;
     assert_eq!(counted(&relay.gate).get("dead_lettered"), Some(&1), "within the lateness of the others");
 }
