@@ -6,6 +6,7 @@ mod http;
 mod kafka;
 mod load;
 mod plot;
+mod rebalance;
 mod relay;
 mod report;
 mod store;
@@ -40,6 +41,13 @@ enum Bench {
         /// Only figures whose name holds this.
         #[arg(long, default_value = "")]
         arm: String,
+    },
+    /// A shard with many live keys moves to another instance: until it writes there. Starts real gateways: build `oncegate` with the
+    /// same profile first.
+    Rebalance {
+        /// Live keys of all shards; the scale's, if not given.
+        #[arg(long)]
+        keys: Option<u64>,
     },
     /// The HTTP door: single writes against pgbench, copies against a bare hyper echo, NDJSON against SQLite's own rate.
     Http {
@@ -97,11 +105,12 @@ fn main() {
     let report = runtime.block_on(async {
         match &arguments.bench {
             Bench::List => {
-                println!("relay\nkafka\nhttp\nstore");
+                println!("relay\nkafka\nrebalance\nhttp\nstore");
                 None
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
             Bench::Kafka { arm } => Some(kafka::run(arguments.scale, arm).await),
+            Bench::Rebalance { keys } => Some(rebalance::run(arguments.scale, *keys).await),
             Bench::Store { arm, keys, memory_bytes, plot } => {
                 let (scale, arm, keys, memory_bytes, plot) =
                     (arguments.scale, arm.clone(), *keys, *memory_bytes, plot.clone());

@@ -1,7 +1,7 @@
 //! What a session does, on its own thread: taking shards over, keeping them, their floors.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use crate::{
 
 /// An open transaction of another process is left to end by itself for so long.
 const GRACE: Duration = Duration::from_secs(2);
-/// An owner of callers' shards that has a transaction open for so long, and did nothing else, is dead.
+/// An owner that has a transaction open for so long, and did nothing else, is dead.
 const SILENCE: Duration = Duration::from_secs(6);
 /// Between two looks at an open transaction.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -202,7 +202,10 @@ impl Desk {
             desk.follow(&[0], &[])?;
             Ok::<_, SinkError>(desk.place.book.lock().ledger.route().cloned())
         };
-        if let Some(row) = look(self)? {
+        // The first proposal holds, so one that is decided already waits for nobody.
+        self.place.book.lock().glance(&[0])?;
+        let decided = self.place.book.lock().ledger.route().cloned();
+        if let Some(row) = decided.map_or_else(|| look(self), |row| Ok(Some(row)))? {
             return Ok(row);
         }
         let line = Line::new(Kind::Route, &"".into(), State::unowned());
@@ -216,6 +219,7 @@ impl Desk {
         let deadline = self.place.deadline();
         let ends = self.place.book.lock().ends(partitions)?;
         let mut waiting: Option<(Holder, Instant)> = None;
+        let mut dead = HashSet::new();
         loop {
             let held = self.place.book.lock().advance(&ends)?;
             let Some(holder) = held else { return Ok(()) };
@@ -224,7 +228,7 @@ impl Desk {
             }
             let since =
                 waiting.filter(|(before, _)| *before == holder).map_or_else(Instant::now, |(_, since)| since);
-            self.wait_for(&holder, since.elapsed(), taking)?;
+            self.wait_for(&holder, since.elapsed(), taking, &mut dead)?;
             waiting = Some((holder, since));
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -237,9 +241,17 @@ impl Desk {
     /// | of a session at work in this process, or of one that cannot be told | never |
     /// | of an earlier run of this instance | at once |
     /// | in the way of shards that are taken, or of a partition that the group gave us | after 2 s |
-    /// | of callers' shards, whose owner shows that it lives every 2 s | after 6 s |
-    /// | of others | never: whoever takes their shards will |
-    fn wait_for(&self, holder: &Holder, waited: Duration, taking: &[ShardId]) -> Result<(), SinkError> {
+    /// | of others, whose owner has done nothing else meanwhile | after 6 s; further ones of that instance at once |
+    ///
+    /// The last is for who starts beside a dead instance: before it has looked it is in no group, and nobody else may be there to take
+    /// the shards. An owner that was alive after all has written nothing of the batch, and takes its shards anew.
+    fn wait_for(
+        &self,
+        holder: &Holder,
+        waited: Duration,
+        taking: &[ShardId],
+        dead: &mut HashSet<String>,
+    ) -> Result<(), SinkError> {
         let Place { config, route, owner, id, .. } = &self.place;
         if holder.writer.is_empty() || holder.writer == *id || holder.live {
             return Ok(());
@@ -247,8 +259,12 @@ impl Desk {
         // Of an earlier run of this very instance.
         let ours = holder.writer.starts_with(&format!("oncegate/{route}/{owner}/"));
         let given = || !taking.is_empty() || self.group_of(&holder.shard).is_some();
-        let silent = || holder.shard.starts_with("http/") && waited >= SILENCE;
-        if ours || (waited >= GRACE && given()) || silent() {
+        let instance = holder.writer.rsplit_once('/').map_or(&*holder.writer, |(instance, _)| instance);
+        let silent = waited >= SILENCE || dead.contains(instance);
+        if ours || (waited >= GRACE && given()) || silent {
+            if silent {
+                dead.insert(instance.to_owned());
+            }
             tracing::warn!(
                 route = &**route,
                 shard = &*holder.shard,
