@@ -130,7 +130,7 @@ impl Sink for FilesSink {
     }
 
     fn session(&self, route: &str, owner: &str) -> Box<dyn Session> {
-        let target = parts::Folder { config: self.config.clone() };
+        let target = parts::Folder { config: self.config.clone(), crash: parts::Crash::default() };
         Box::new(SqliteSession::new(Arc::new(self.config.book()), Arc::new(target), route, owner))
     }
 }

@@ -32,16 +32,43 @@ use crate::{
 /// The folder, as the sessions of a sink share it.
 pub(super) struct Folder {
     pub(super) config: Arc<FilesConfig>,
+    pub(super) crash: Crash,
+}
+
+/// Asked before each change of a file: tests let the process end there, as far as files are concerned.
+#[derive(Clone, Default)]
+pub(super) struct Crash {
+    /// So many changes are left.
+    #[cfg(test)]
+    pub(super) left: Option<Arc<std::sync::atomic::AtomicI64>>,
+}
+
+impl Crash {
+    #[cfg_attr(not(test), expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "tests have more"))]
+    fn point(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(left) = &self.left
+            && left.fetch_sub(1, std::sync::atomic::Ordering::SeqCst) <= 0
+        {
+            return Err(io::Error::other("a crash of the test's making"));
+        }
+        Ok(())
+    }
 }
 
 impl Target for Folder {
     fn open(&self, connection: &mut Connection, route: &str) -> Result<Box<dyn Rows>, Fault> {
-        let mut parts =
-            Parts { config: self.config.clone(), route: route.to_owned(), lines: Vec::new(), rows: 0 };
+        let mut parts = Parts {
+            config: self.config.clone(),
+            crash: self.crash.clone(),
+            route: route.to_owned(),
+            lines: Vec::new(),
+            rows: 0,
+        };
         let doing = |error: rusqlite::Error| schema::fault("looking for what a crash left", &error);
         let transaction = begin(connection)?;
         book::make(&transaction).map_err(doing)?;
-        remove_leftovers(&transaction, &self.config)?;
+        remove_leftovers(&transaction, &self.config, &self.crash)?;
         parts.due(&transaction)?;
         transaction.commit().map_err(doing)?;
         parts.publish(connection)?;
@@ -56,6 +83,7 @@ impl Target for Folder {
 /// What one connection has in its hands.
 struct Parts {
     config: Arc<FilesConfig>,
+    crash: Crash,
     route: String,
     /// Of the batch at hand.
     lines: Vec<u8>,
@@ -105,7 +133,7 @@ impl Rows for Parts {
             Some(entry) => entry,
             None => {
                 let entry = book::begin_file(transaction, &self.route).map_err(doing)?;
-                begin_part(&self.config, &entry)?;
+                begin_part(&self.config, &entry, &self.crash)?;
                 entry
             }
         };
@@ -113,14 +141,10 @@ impl Rows for Parts {
         // Opened each time: a file that was taken from under us must not go on without a name.
         let opened = OpenOptions::new().write(true).open(&path);
         let mut file = opened.map_err(|error| not_applied("opening", &path, &error))?;
-        cut(&file, &path, &entry)?;
-        let appended = file
-            .seek(SeekFrom::Start(entry.bytes))
-            .and_then(|_| file.write_all(&self.lines))
-            .and_then(|()| file.sync_data());
-        if let Err(error) = appended {
+        cut(&file, &path, &entry, &self.crash)?;
+        if let Err(error) = self.append(&mut file, entry.bytes) {
             // Room for others, if it may be had; what is left counts for nothing and is cut off by whoever comes next.
-            drop(file.set_len(entry.bytes));
+            drop(self.crash.point().and_then(|()| file.set_len(entry.bytes)));
             return Err(not_applied("appending to", &path, &error));
         }
         let grown =
@@ -145,6 +169,20 @@ impl Rows for Parts {
 }
 
 impl Parts {
+    fn append(&self, file: &mut File, at: u64) -> io::Result<()> {
+        file.seek(SeekFrom::Start(at))?;
+        // In two pieces, so that a test can tear a line.
+        let (first, second) = self.lines.split_at(self.lines.len() / 2);
+        self.crash.point()?;
+        file.write_all(first)?;
+        self.crash.point()?;
+        file.write_all(second)?;
+        self.crash.point()?;
+        file.sync_data()?;
+        // Before the commit.
+        self.crash.point()
+    }
+
     /// Brings finished files into the folder. May be done again as often as one likes.
     fn publish(&mut self, connection: &mut Connection) -> Result<(), Fault> {
         let doing = |error: rusqlite::Error| schema::fault("publishing a file", &error);
@@ -155,26 +193,33 @@ impl Parts {
         // Another session may have done it in between.
         let entries = book::finished(&transaction, &self.route).map_err(doing)?;
         for entry in &entries {
-            move_part(&self.config, entry)?;
+            move_part(&self.config, entry, &self.crash)?;
             book::published(&transaction, entry.id).map_err(doing)?;
         }
         for folder in [self.config.folder.clone(), self.config.private()] {
-            sync_folder(&folder).map_err(|error| not_applied("syncing", &folder, &error))?;
+            self.crash
+                .point()
+                .and_then(|()| sync_folder(&folder))
+                .map_err(|error| not_applied("syncing", &folder, &error))?;
         }
+        self.crash.point().map_err(|error| not_applied("noting", &self.config.folder, &error))?;
         transaction.commit().map_err(doing)
     }
 }
 
 /// A new part. One of that name can only be of a transaction that was not committed.
-fn begin_part(config: &FilesConfig, entry: &Entry) -> Result<(), Fault> {
+fn begin_part(config: &FilesConfig, entry: &Entry, crash: &Crash) -> Result<(), Fault> {
     let private = config.private();
     let path = private.join(entry.part());
-    File::create(&path).map_err(|error| not_applied("making", &path, &error))?;
-    sync_folder(&private).map_err(|error| not_applied("syncing", &private, &error))
+    crash.point().and_then(|()| File::create(&path)).map_err(|error| not_applied("making", &path, &error))?;
+    crash
+        .point()
+        .and_then(|()| sync_folder(&private))
+        .map_err(|error| not_applied("syncing", &private, &error))
 }
 
 /// Cuts off what does not count.
-fn cut(file: &File, path: &Path, entry: &Entry) -> Result<(), Fault> {
+fn cut(file: &File, path: &Path, entry: &Entry, crash: &Crash) -> Result<(), Fault> {
     let length = file.metadata().map_err(|error| not_applied("looking at", path, &error))?.len();
     if length < entry.bytes {
         return Err(SinkError::NotApplied {
@@ -193,13 +238,16 @@ fn cut(file: &File, path: &Path, entry: &Entry) -> Result<(), Fault> {
             path.display(),
             length - entry.bytes
         );
-        file.set_len(entry.bytes).map_err(|error| not_applied("cutting", path, &error))?;
+        crash
+            .point()
+            .and_then(|()| file.set_len(entry.bytes))
+            .map_err(|error| not_applied("cutting", path, &error))?;
     }
     Ok(())
 }
 
 /// From our own folder into the readers', whole and durable.
-fn move_part(config: &FilesConfig, entry: &Entry) -> Result<(), Fault> {
+fn move_part(config: &FilesConfig, entry: &Entry, crash: &Crash) -> Result<(), Fault> {
     let (part, name) = (config.private().join(entry.part()), config.folder.join(&entry.name));
     let file = match OpenOptions::new().write(true).open(&part) {
         Ok(file) => file,
@@ -215,8 +263,8 @@ fn move_part(config: &FilesConfig, entry: &Entry) -> Result<(), Fault> {
         }
         Err(error) => return Err(not_applied("opening", &part, &error)),
     };
-    cut(&file, &part, entry)?;
-    file.sync_all().map_err(|error| not_applied("syncing", &part, &error))?;
+    cut(&file, &part, entry, crash)?;
+    crash.point().and_then(|()| file.sync_all()).map_err(|error| not_applied("syncing", &part, &error))?;
     if fs::symlink_metadata(&name).is_ok() {
         return Err(SinkError::NotApplied {
             reason: format!(
@@ -227,11 +275,14 @@ fn move_part(config: &FilesConfig, entry: &Entry) -> Result<(), Fault> {
         }
         .into());
     }
-    fs::rename(&part, &name).map_err(|error| not_applied("renaming", &part, &error))
+    crash
+        .point()
+        .and_then(|()| fs::rename(&part, &name))
+        .map_err(|error| not_applied("renaming", &part, &error))
 }
 
 /// Removes parts that the book does not have: their transaction was not committed.
-fn remove_leftovers(transaction: &Connection, config: &FilesConfig) -> Result<(), Fault> {
+fn remove_leftovers(transaction: &Connection, config: &FilesConfig, crash: &Crash) -> Result<(), Fault> {
     let private = config.private();
     let failed = |error: io::Error| not_applied("looking into", &private, &error);
     for file in fs::read_dir(&private).map_err(failed)? {
@@ -242,7 +293,10 @@ fn remove_leftovers(transaction: &Connection, config: &FilesConfig) -> Result<()
             .map_err(|error| schema::fault("looking for what a crash left", &error))?;
         if !counts {
             info!("{} is of a batch that was not committed; it is removed", file.path().display());
-            fs::remove_file(file.path()).map_err(|error| not_applied("removing", &file.path(), &error))?;
+            crash
+                .point()
+                .and_then(|()| fs::remove_file(file.path()))
+                .map_err(|error| not_applied("removing", &file.path(), &error))?;
         }
     }
     Ok(())

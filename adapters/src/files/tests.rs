@@ -1,6 +1,10 @@
 //! The sink against real folders. What holds for every sink is in the conformance suite of the `tests` package.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    sync::atomic::{AtomicI64, Ordering},
+};
 
 use bytes::Bytes;
 use rusqlite::Connection;
@@ -296,6 +300,87 @@ async fn two_routes_share_a_folder_and_no_file() {
     drop(orders);
     let names: Vec<String> = bed.files().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["a_b__-000000000002.ndjson", "orders-000000000001.ndjson"]);
+}
+
+impl Bed {
+    /// As after a restart; files can be changed so many times.
+    fn session_until_crash(&mut self, left: &Arc<AtomicI64>) {
+        let target = parts::Folder {
+            config: Arc::new(self.config.clone()),
+            crash: parts::Crash { left: Some(left.clone()) },
+        };
+        let book = Arc::new(self.config.book());
+        self.session = Box::new(SqliteSession::new(book, Arc::new(target), "orders", "me"));
+    }
+}
+
+/// The process ends before each change of a file in turn, also of those that a start makes; the next one goes on with what its
+/// predecessor left. Batches of one to three rows into files of four.
+#[tokio::test]
+async fn a_crash_before_any_change_of_a_file_loses_and_doubles_nothing() {
+    const BATCHES: i64 = 6;
+    let (mut behind_commit, mut before_commit, mut in_start) = (0, 0, 0);
+    for gap in 0.. {
+        let mut bed = Bed::new(|config| config.roll_rows = 4).await;
+        let left = Arc::new(AtomicI64::new(gap));
+        bed.session_until_crash(&left);
+        let mut alive = bed.acquire().await.is_ok();
+        let (mut model, mut crashes) = (Vec::new(), 0);
+        for batch in 0..BATCHES {
+            let (mut lines, mut attempt) = (Vec::new(), 0);
+            loop {
+                if alive && bed.sequence == batch {
+                    // A batch that is not in may be cut anew: the next attempt is shorter, and must not leave the rest of this one.
+                    let rows = if attempt == 0 { 0..=batch % 3 } else { 0..=0 };
+                    let long = if attempt == 0 { ", at first" } else { "" };
+                    lines = rows.map(|n| format!("\"row {batch}.{n}{long}\"")).collect::<Vec<_>>();
+                    attempt += 1;
+                    let payloads: Vec<&str> = lines.iter().map(String::as_str).collect();
+                    let applied = bed.deliver(&payloads).await.is_ok();
+                    // Behind the commit nobody is told.
+                    alive = left.load(Ordering::SeqCst) >= 0;
+                    behind_commit += usize::from(applied && !alive);
+                    before_commit += usize::from(!applied);
+                    assert!(applied || !alive, "gap {gap}, batch {batch}: failed without a crash");
+                }
+                if alive {
+                    assert_eq!(bed.sequence, batch + 1, "gap {gap}, batch {batch}");
+                    break;
+                }
+                for text in bed.texts() {
+                    assert!(text.ends_with('\n') && text.lines().count() >= 4, "gap {gap}: {text:?}");
+                }
+                // A little later than the last time, so that crashes fall on a start first.
+                crashes += 1;
+                left.store(crashes, Ordering::SeqCst);
+                bed.session_until_crash(&left);
+                alive = bed.acquire().await.is_ok();
+                in_start += usize::from(!alive);
+            }
+            model.extend(lines);
+        }
+        // The last start is not cut off.
+        bed.again().await.unwrap();
+        let open = "SELECT name, bytes FROM oncegate_files WHERE state = 'open'";
+        let open: Option<(String, usize)> =
+            bed.book().query_row(open, [], |row| Ok((row.get(0)?, row.get(1)?))).ok();
+        let mut all = bed.texts().concat();
+        if let Some((name, bytes)) = &open {
+            let part = fs::read(bed.config.private().join(book::part_of(name))).unwrap();
+            all.push_str(std::str::from_utf8(&part[..*bytes]).unwrap());
+        }
+        assert_eq!(all.lines().collect::<Vec<_>>(), model, "gap {gap}, {crashes} crashes");
+        let parts = fs::read_dir(bed.config.private()).unwrap();
+        let parts =
+            parts.filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|e| e == "part"));
+        assert_eq!(parts.count(), usize::from(open.is_some()), "gap {gap}: nothing else is left");
+        if crashes == 0 {
+            assert!(gap > 25, "only {gap} changes in all");
+            break;
+        }
+    }
+    println!("crashes: {before_commit} before a commit, {behind_commit} behind one, {in_start} in a start");
+    assert!(before_commit > 50 && behind_commit > 10 && in_start > 5);
 }
 
 async fn misfits(config: &FilesConfig) -> String {
