@@ -3,7 +3,7 @@
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 420.0;
 /// Left, right, top, bottom.
-const EDGES: (f64, f64, f64, f64) = (70.0, 120.0, 40.0, 50.0);
+const EDGES: (f64, f64, f64, f64) = (70.0, 160.0, 40.0, 50.0);
 const COLOURS: [&str; 6] = ["#0b6e4f", "#c1121f", "#1d4e89", "#b5651d", "#6a4c93", "#444444"];
 
 /// Rates of the arms: name, and (keys, keys a second) as it grew.
@@ -50,6 +50,7 @@ pub(crate) fn svg(title: &str, curves: &Curves) -> String {
         r#"<text transform="translate(16,{}) rotate(-90)" text-anchor="middle">keys a second, durable</text>"#,
         HEIGHT / 2.0
     ));
+    let mut names: Vec<(f64, f64)> = Vec::new();
     for ((name, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
         let Some(last) = points.last() else { continue };
         let path: Vec<String> =
@@ -65,7 +66,14 @@ pub(crate) fn svg(title: &str, curves: &Curves) -> String {
                 at_y(*rate)
             ));
         }
-        let (x, y) = (at_x(last.0) + 8.0, at_y(last.1) + 4.0);
+        let (x, mut y) = (at_x(last.0) + 8.0, at_y(last.1) + 4.0);
+        // Below the names that are there already.
+        while let Some(other) =
+            names.iter().find(|other| (other.0 - x).abs() < 80.0 && (other.1 - y).abs() < 13.0)
+        {
+            y = other.1 + 13.1;
+        }
+        names.push((x, y));
         line(format!(r#"<text x="{x:.1}" y="{y:.1}" fill="{colour}">{name}</text>"#));
     }
     svg + "</svg>\n"
