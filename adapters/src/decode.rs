@@ -2,7 +2,7 @@
 //!
 //! What cannot be kept exactly is a [`Fault`], never rounded, clamped or defaulted. A fault names the bound, not the value.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::LowerExp};
 
 use base64::{
     Engine, alphabet,
@@ -320,10 +320,7 @@ pub fn double(text: &str) -> Result<f64, Fault> {
     let decimal = Decimal::parse(text)?;
     let value: f64 = text.parse().map_err(|_| Fault::Borrowed("needs a decimal number"))?;
     let surely = (1e-290..1e290).contains(&value.abs());
-    check_float(&decimal, value.is_finite(), surely.then_some(15), |digits| match digits {
-        Some(digits) => format!("{value:.digits$e}"),
-        None => format!("{value:e}"),
-    })?;
+    check_float(&decimal, value, value.is_finite(), surely.then_some(15))?;
     Ok(value)
 }
 
@@ -335,10 +332,7 @@ pub fn single(text: &str) -> Result<f32, Fault> {
     let decimal = Decimal::parse(text)?;
     let value: f32 = text.parse().map_err(|_| Fault::Borrowed("needs a decimal number"))?;
     let surely = (1e-30..1e30).contains(&value.abs());
-    check_float(&decimal, value.is_finite(), surely.then_some(6), |digits| match digits {
-        Some(digits) => format!("{value:.digits$e}"),
-        None => format!("{value:e}"),
-    })?;
+    check_float(&decimal, value, value.is_finite(), surely.then_some(6))?;
     Ok(value)
 }
 
@@ -351,12 +345,12 @@ fn not_finite(text: &str) -> Option<f64> {
     }
 }
 
-/// `print` gives the float in scientific form with so many digits behind the point, or else as few as tell it from all others.
+/// Up to `surely` digits any text is that of its float.
 fn check_float(
     decimal: &Decimal<'_>,
+    value: impl LowerExp,
     finite: bool,
     surely: Option<usize>,
-    print: impl Fn(Option<usize>) -> String,
 ) -> Result<(), Fault> {
     if !finite {
         return Err("beyond the largest value of the type".into());
@@ -373,7 +367,7 @@ fn check_float(
         })
     };
     // No double has more digits than this, so a longer text cannot be one.
-    if count <= 1100 && (same(print(Some(count - 1))) || same(print(None))) {
+    if count <= 1100 && (same(format!("{value:.*e}", count - 1)) || same(format!("{value:e}"))) {
         Ok(())
     } else {
         Err("has more digits than the type can hold; use numeric or a string column".into())
