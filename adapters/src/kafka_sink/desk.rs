@@ -198,19 +198,20 @@ impl Desk {
     }
 
     pub(super) fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
-        let look = |desk: &Self| {
-            desk.follow(&[0], &[])?;
-            Ok::<_, SinkError>(desk.place.book.lock().ledger.route().cloned())
-        };
+        let known = |desk: &Self| desk.place.book.lock().ledger.route().cloned();
         // The first proposal holds, so one that is decided already waits for nobody.
         self.place.book.lock().glance(&[0])?;
-        let decided = self.place.book.lock().ledger.route().cloned();
-        if let Some(row) = decided.map_or_else(|| look(self), |row| Ok(Some(row)))? {
+        if let Some(row) = known(self) {
+            return Ok(row);
+        }
+        self.follow(&[0], &[])?;
+        if let Some(row) = known(self) {
             return Ok(row);
         }
         let line = Line::new(Kind::Route, &"".into(), State::unowned());
         self.write(&[(0, line, Some(route_bytes(proposed)))])?;
-        look(self)?.ok_or_else(|| not_applied("the route's identity was written and is not there".to_owned()))
+        self.follow(&[0], &[])?;
+        known(self).ok_or_else(|| not_applied("the route's identity was written and is not there".to_owned()))
     }
 
     /// Folds all that is in the log of these partitions now, decided or not: waits for open transactions (P14), ends those of dead
@@ -450,6 +451,9 @@ impl Desk {
             if let Some(owned) = self.owned.get_mut(&shard) {
                 owned.state.floor_ms = state.floor_ms;
                 owned.state.partitions = state.partitions;
+                if owned.state.source != state.source {
+                    (owned.state.source, owned.state.position) = (state.source, state.position);
+                }
                 if state.watermark_ms == i64::MIN {
                     owned.state.watermark_ms = state.watermark_ms;
                 }
@@ -560,19 +564,7 @@ impl Desk {
             before.push(kept);
         }
         drop(book);
-        let changed: Vec<(ShardId, Option<String>, bool)> = lines
-            .iter()
-            .map(|(_, line, _)| (line.shard.clone(), line.state.source.clone(), line.kind == Kind::Renew))
-            .collect();
         self.write_and_look(&ours, lines)?;
-        for (shard, source, renewed) in changed {
-            if let Some(owned) = self.owned.get_mut(&shard) {
-                owned.state.source = source;
-                if renewed {
-                    owned.state.position = None;
-                }
-            }
-        }
         Ok(before)
     }
 }
