@@ -105,7 +105,6 @@ impl Rows for Parts {
     fn write(
         &mut self,
         _transaction: &Connection,
-        _route: &str,
         packed: &Packed,
         refused: &HashMap<usize, String>,
     ) -> Result<Vec<RowOutcome>, Stop> {

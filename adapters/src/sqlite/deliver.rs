@@ -107,7 +107,7 @@ pub(super) fn run(
     let transaction = loop {
         let transaction = begin(&mut *connection)?;
         fence(&transaction, route, &work.steps)?;
-        match rows.write(&transaction, route, &work.rows, &refused) {
+        match rows.write(&transaction, &work.rows, &refused) {
             Ok(written) => {
                 if outcomes.send(written).is_err() {
                     return Err(abandoned());

@@ -262,7 +262,7 @@ impl Session for SqliteSession {
             let gone = expire(&transaction, &route, &owned, floor_ms)?;
             if !owned.is_empty() {
                 open.rows
-                    .expire(&transaction, &route, floor_ms)
+                    .expire(&transaction, floor_ms)
                     .map_err(|error| schema::fault("expiring marks", &error))?;
             }
             end(transaction, "expiring marks")?;

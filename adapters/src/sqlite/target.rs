@@ -33,7 +33,6 @@ pub(crate) trait Rows: Send {
     fn write(
         &mut self,
         transaction: &Connection,
-        route: &str,
         packed: &Packed,
         refused: &HashMap<usize, String>,
     ) -> Result<Vec<RowOutcome>, Stop>;
@@ -46,7 +45,7 @@ pub(crate) trait Rows: Send {
         Ok(())
     }
     /// What there is for old keys beside the marks, in the transaction that expires these.
-    fn expire(&mut self, _transaction: &Connection, _route: &str, _floor_ms: i64) -> rusqlite::Result<()> {
+    fn expire(&mut self, _transaction: &Connection, _floor_ms: i64) -> rusqlite::Result<()> {
         Ok(())
     }
     /// The transaction is in. What is left to do cannot undo it.
@@ -60,30 +59,33 @@ pub(super) struct Table {
 }
 
 impl Target for Table {
-    fn open(&self, connection: &mut Connection, _route: &str) -> Result<Box<dyn Rows>, Fault> {
-        Ok(Box::new(TableRows(layout(connection, &self.config, &self.probed)?)))
+    fn open(&self, connection: &mut Connection, route: &str) -> Result<Box<dyn Rows>, Fault> {
+        let layout = layout(connection, &self.config, &self.probed)?;
+        Ok(Box::new(TableRows { layout, route: route.to_owned() }))
     }
 }
 
-struct TableRows(Arc<Layout>);
+struct TableRows {
+    layout: Arc<Layout>,
+    route: String,
+}
 
 impl Rows for TableRows {
     fn write(
         &mut self,
         transaction: &Connection,
-        route: &str,
         packed: &Packed,
         refused: &HashMap<usize, String>,
     ) -> Result<Vec<RowOutcome>, Stop> {
-        rows::write(transaction, &self.0, route, packed, refused)
+        rows::write(transaction, &self.layout, &self.route, packed, refused)
     }
 
-    fn expire(&mut self, transaction: &Connection, route: &str, floor_ms: i64) -> rusqlite::Result<()> {
+    fn expire(&mut self, transaction: &Connection, floor_ms: i64) -> rusqlite::Result<()> {
         transaction
             .execute(
                 "DELETE FROM oncegate_tombstones WHERE target = ?2 AND row_key IN (SELECT row_key FROM oncegate_tombstones
                  WHERE route = ?1 AND target = ?2 AND event_ms < ?3 LIMIT ?4)",
-                params![route, self.0.table, floor_ms, EXPIRE_TOMBSTONES],
+                params![self.route, self.layout.table, floor_ms, EXPIRE_TOMBSTONES],
             )
             .map(drop)
     }
