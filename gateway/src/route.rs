@@ -79,6 +79,13 @@ impl Behind {
     }
 }
 
+/// The floor that callers' shards have at least, ms (P11): a copy may come by another shard than its first record did, and that shard may
+/// have forgotten it, so what any shard of the route has forgotten they do not admit.
+pub(crate) async fn call_floor_ms(session: &mut dyn Session) -> Result<i64, SinkError> {
+    let states = session.shards("").await?;
+    Ok(states.iter().map(|state| state.floor_ms).max().unwrap_or(i64::MIN))
+}
+
 /// Why facts could not be learnt.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LearnError {

@@ -25,7 +25,7 @@ use crate::{
     lane::{LaneHandle, Rules, own::STALE_OWNER_MS, run::Lane, shard::OwnedShard},
     metrics::{Metrics, RouteMetrics},
     naming::{EventTime, Namer, NamingRules},
-    route::{LearnError, Route, Sight},
+    route::{LearnError, Route, Sight, call_floor_ms},
 };
 
 /// Messages in the inbox of a callers' lane; the HTTP door bounds the bytes.
@@ -343,13 +343,9 @@ impl Opening<'_> {
                 self.route.learn_marks_of(session, &shard, wall_ms()).await.map_err(learnt)?;
             }
         }
-        // A copy may come by another shard than its first record did, and that shard may have forgotten it: what any shard of the
-        // route has forgotten is not admitted by callers' shards (P11). Read again, after the marks: one that expired before it was
-        // learnt has raised its floor since the shards were listed.
-        let floor_ms = session.shards("").await?.iter().map(|state| state.floor_ms).max();
-        for state in &mut states {
-            state.floor_ms = state.floor_ms.max(floor_ms.unwrap_or(i64::MIN));
-        }
+        // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.
+        let floor_ms = call_floor_ms(session).await?;
+        states.iter_mut().for_each(|state| state.floor_ms = state.floor_ms.max(floor_ms));
         let others = states.split_off(lanes as usize);
         Ok((states, others))
     }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     clock::wall_ms,
-    route::{Behind, LearnError, Sight},
+    route::{Behind, LearnError, Sight, call_floor_ms},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -56,8 +56,6 @@ impl Lane {
                     self.answer_unavailable(&reason);
                 }
             }
-            // A full inbox keeps the word to stop out.
-            self.stopping |= self.route.closing.load(Ordering::Acquire);
             if self.stopping {
                 return false;
             }
@@ -70,6 +68,8 @@ impl Lane {
     /// Takes in no more than a lane at work would: the sink may be away for long, and the inbox is the relay's back-pressure. A
     /// hand-over that then waits behind records falls to the door's deadline.
     fn take_in_all_offline(&mut self) {
+        // A full inbox keeps the word to stop out.
+        self.stopping |= self.route.closing.load(Ordering::Acquire);
         let most = self.route.rules.max_records;
         while self.queue.len() < most {
             match self.inbox.try_recv() {
@@ -116,7 +116,7 @@ impl Lane {
         }
         for (&slot, shard) in self.slots.iter().filter(|(slot, _)| **slot != CALL_SLOT) {
             // Callers' shards in this lane's care may have another owner by now; partitions are given by the group.
-            let how = if shard.id.starts_with("http/") {
+            let how = if shard.is_callers() {
                 Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }
             } else {
                 Acquire::Force
@@ -152,7 +152,7 @@ impl Lane {
             }
             break;
         }
-        if rewind_all && self.slots.values().any(|shard| shard.id.starts_with("http/")) {
+        if rewind_all {
             self.raise_call_floors().await.map_err(|fault| fault.to_string())?;
         }
         if *self.route.history.read() != history {
@@ -175,11 +175,14 @@ impl Lane {
         self.slots.values_mut().for_each(|shard| shard.floor_ms = i64::MIN);
     }
 
-    /// A copy may come to callers that first came by any other shard, which may have forgotten it (P11): as when the route was opened.
+    /// As when the route was opened: [`crate::route::call_floor_ms`].
     async fn raise_call_floors(&mut self) -> Result<(), SinkError> {
-        let floor_ms = self.session.shards("").await?.iter().map(|state| state.floor_ms).max();
-        for shard in self.slots.values_mut().filter(|shard| shard.id.starts_with("http/")) {
-            shard.floor_ms = shard.floor_ms.max(floor_ms.unwrap_or(i64::MIN));
+        if !self.slots.values().any(OwnedShard::is_callers) {
+            return Ok(());
+        }
+        let floor_ms = call_floor_ms(&mut *self.session).await?;
+        for shard in self.slots.values_mut().filter(|shard| shard.is_callers()) {
+            shard.floor_ms = shard.floor_ms.max(floor_ms);
         }
         Ok(())
     }
@@ -413,7 +416,6 @@ impl Lane {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_MOST);
             self.take_in_all_offline();
-            self.stopping |= self.route.closing.load(Ordering::Acquire);
             if self.stopping && *patience.get_or_insert(Instant::now() + LAST_PATIENCE) <= Instant::now() {
                 return Resolved::Unresolved;
             }

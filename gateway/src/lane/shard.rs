@@ -61,6 +61,11 @@ impl OwnedShard {
         }
     }
 
+    /// Callers write through it, and no source.
+    pub(crate) fn is_callers(&self) -> bool {
+        self.id.starts_with("http/")
+    }
+
     /// The sink's word after a new acquire; everything taken from the source since is forgotten.
     pub(crate) fn adopt(&mut self, state: &ShardState) {
         self.epoch = state.epoch;
