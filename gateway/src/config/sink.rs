@@ -250,7 +250,9 @@ fn files(section: &Section<'_, '_>) -> Option<Target> {
     let defaults = adapters::files::FilesConfig::new(folder.clone().unwrap_or_default());
     let target = Target::Files(adapters::files::FilesConfig {
         roll_bytes: section.size("roll_size", (1 << 10)..=(1 << 40), defaults.roll_bytes),
-        roll_rows: section.count("roll_rows", 1..=1_000_000_000, 1_000_000).unsigned_abs(),
+        roll_rows: section
+            .count("roll_rows", 1..=1_000_000_000, defaults.roll_rows.cast_signed())
+            .unsigned_abs(),
         roll_after: section.duration("roll_after", secs(1)..=secs(7 * 24 * 3600), defaults.roll_after),
         busy_timeout: section.duration("busy_timeout", ms(0)..=secs(600), defaults.busy_timeout),
         ..defaults

@@ -16,8 +16,8 @@ use super::{
 const REBALANCE_RETRY: Duration = Duration::from_millis(200);
 
 /// The one that is due for longest: one that fails takes seconds and is due again soon, and must not keep the others out.
-fn longest_due<T: Ord>(waiting: impl Iterator<Item = (Instant, u32, T)>, now: Instant) -> Option<(u32, T)> {
-    let due = waiting.filter(|(at, ..)| *at <= now).min();
+fn longest_due<T>(waiting: impl Iterator<Item = (Instant, u32, T)>, now: Instant) -> Option<(u32, T)> {
+    let due = waiting.filter(|(at, ..)| *at <= now).min_by_key(|(at, number, _)| (*at, *number));
     due.map(|(_, number, what)| (number, what))
 }
 
