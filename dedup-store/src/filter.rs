@@ -244,7 +244,7 @@ mod tests {
 
     /// `cargo test --release -p dedup-store -- --ignored --nocapture plane_beside`
     #[test]
-    #[ignore = "a measurement"]
+    #[ignore = "a measurement: the command stands above"]
     fn plane_beside_bloomfilter() {
         for slots in [4, 12] {
             plane_beside_filters_of_the_crate(slots, 100_000_000 / slots, 5_000_000);

@@ -59,8 +59,7 @@ struct Shard {
 pub(crate) struct Clock {
     shards: HashMap<Arc<str>, Shard>,
     /// Shards that have no checkpoint here and are to bring records, and when that was last said, ms; none until the first call says
-    /// the time. How far they have come is not
-    /// known, so the watermark stands while there is one.
+    /// the time. How far they have come is not known, so the watermark stands while there is one.
     awaited: HashMap<Arc<str>, Option<i64>>,
     watermark_ms: Option<i64>,
 }

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rand::{Rng, rngs::StdRng};
 use tempfile::TempDir;
 
 use crate::{
@@ -92,6 +93,19 @@ impl Gateway {
         if let Some(mut process) = self.process.take() {
             process.stop("KILL");
         }
+    }
+
+    /// So many kills, after so many ms of life each; some hit it while it is still starting. Ready in the end.
+    pub async fn goes_through(&mut self, kills: usize, life_ms: std::ops::Range<u64>, random: &mut StdRng) {
+        for kill in 0..kills {
+            tokio::time::sleep(Duration::from_millis(random.random_range(life_ms.clone()))).await;
+            self.kill();
+            self.spawn();
+            if kill % 5 != 4 {
+                self.ready(Duration::from_secs(30)).await;
+            }
+        }
+        self.ready(Duration::from_secs(30)).await;
     }
 
     /// Ends it with SIGTERM, as an operator would; panics if it does not drain within 30 s.

@@ -153,16 +153,7 @@ async fn every_acknowledged_record_is_in_one_file_once_through_forty_kills() {
         })
         .collect();
     let mut random = StdRng::seed_from_u64(11);
-    for kill in 0..KILLS {
-        tokio::time::sleep(Duration::from_millis(random.random_range(50..600))).await;
-        gateway.kill();
-        gateway.spawn();
-        // Some kills hit a gateway that is still starting.
-        if kill % 5 != 4 {
-            gateway.ready(Duration::from_secs(30)).await;
-        }
-    }
-    gateway.ready(Duration::from_secs(30)).await;
+    gateway.goes_through(KILLS, 50..600, &mut random).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     over.store(true, Ordering::Relaxed);
     let mut model = BTreeMap::new();

@@ -16,7 +16,7 @@ use oncegate_tests::{
     servers::Postgres,
     workload::{Change, Mode, Order, Workload, assert_table_equals, now_us, orders_table},
 };
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use rand::{SeedableRng, rngs::StdRng};
 
 const CLIENTS: usize = 8;
 const KILLS: usize = 50;
@@ -147,16 +147,7 @@ async fn every_acknowledged_key_is_in_the_table_once_through_fifty_kills() {
         .collect();
 
     let mut random = StdRng::seed_from_u64(SEED);
-    for kill in 0..KILLS {
-        tokio::time::sleep(Duration::from_millis(random.random_range(100..900))).await;
-        gateway.kill();
-        gateway.spawn();
-        // Some kills hit a gateway that is still starting.
-        if kill % 5 != 4 {
-            gateway.ready(Duration::from_secs(30)).await;
-        }
-    }
-    gateway.ready(Duration::from_secs(30)).await;
+    gateway.goes_through(KILLS, 100..900, &mut random).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     over.store(true, Ordering::Relaxed);
 
