@@ -221,9 +221,12 @@ impl GateBuilder {
             let letters = self.letters.as_ref().map(|letters| letters());
             let session = sink.session(&self.name, &self.owner);
             let others = others.take().into_iter().flatten().map(|state| OwnedShard::new(&state)).collect();
-            let lane = Lane::new(id, route.clone(), session, inbox, events, letters, shard, others);
-            handles.push(LaneHandle { queue });
-            tasks.push(tokio::spawn(watched(route.clone(), id, lane.run())));
+            let handle = LaneHandle::new(queue);
+            let (route, hand_overs) = (route.clone(), handle.hand_overs());
+            let lane =
+                Lane::new(id, route.clone(), session, inbox, hand_overs, events, letters, shard, others);
+            handles.push(handle);
+            tasks.push(tokio::spawn(watched(route, id, lane.run())));
         }
         let relay_lanes = handles.split_off(self.call_lanes as usize);
         tasks.push(tokio::spawn(maintain(Arc::downgrade(&route))));

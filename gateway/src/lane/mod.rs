@@ -11,7 +11,10 @@ pub(crate) mod shard;
 mod sim;
 pub(crate) mod works;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use adapters::sink::ShardId;
 use dedup_store::Entry;
@@ -45,8 +48,10 @@ pub enum ToLane {
     },
     /// Partitions were revoked: finish or abandon what is in flight, drop what is parked or queued, forget the slots.
     Revoke {
-        /// Slot numbers.
-        slots: Vec<u32>,
+        /// Slot numbers; none: all that a relay's earlier membership had.
+        slots: Option<Vec<u32>>,
+        /// Begun before the message was sent.
+        hand_over: HandOver,
         /// Answered once the lane holds nothing of them.
         reply: oneshot::Sender<()>,
     },
@@ -136,4 +141,33 @@ pub enum FromLane {
 pub struct LaneHandle {
     /// Bounded: a full queue is back-pressure.
     pub queue: mpsc::Sender<ToLane>,
+    hand_overs: Arc<AtomicUsize>,
+}
+
+impl LaneHandle {
+    /// The lane whose inbox `queue` fills.
+    pub(crate) fn new(queue: mpsc::Sender<ToLane>) -> Self {
+        Self { queue, hand_overs: Arc::default() }
+    }
+
+    /// To be begun before [`ToLane::Revoke`] is sent.
+    pub fn hand_over(&self) -> HandOver {
+        self.hand_overs.fetch_add(1, Ordering::AcqRel);
+        HandOver(self.hand_overs.clone())
+    }
+
+    /// How many hand-overs the lane has not come to yet.
+    pub(crate) fn hand_overs(&self) -> Arc<AtomicUsize> {
+        self.hand_overs.clone()
+    }
+}
+
+/// A hand-over on its way. Until the lane has come to it, it takes in what comes before it, however much is queued: a lane that is
+/// not ready may be waiting for just this (a sink refuses partitions that the group has taken back).
+pub struct HandOver(Arc<AtomicUsize>);
+
+impl Drop for HandOver {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }

@@ -65,13 +65,12 @@ impl Lane {
         }
     }
 
-    /// Takes in no more than a lane at work would: the sink may be away for long, and the inbox is the relay's back-pressure. A
-    /// hand-over that then waits behind records falls to the door's deadline.
+    /// Takes in no more than a lane at work would: the sink may be away for long, and the inbox is the relay's back-pressure.
     fn take_in_all_offline(&mut self) {
         // A full inbox keeps the word to stop out.
         self.stopping |= self.route.closing.load(Ordering::Acquire);
         let most = self.route.rules.max_records;
-        while self.queue.len() < most {
+        while self.queue.len() < most || self.hands_over() {
             match self.inbox.try_recv() {
                 Ok(message) => self.take_in_offline(message),
                 Err(tokio::sync::mpsc::error::TryRecvError::Empty) => return,

@@ -12,7 +12,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,6 +57,7 @@ pub(crate) struct Lane {
     pub(super) route: Arc<Route>,
     pub(super) session: Box<dyn Session>,
     pub(super) inbox: mpsc::Receiver<ToLane>,
+    hand_overs: Arc<AtomicUsize>,
     pub(super) events: Option<mpsc::UnboundedSender<FromLane>>,
     pub(super) letters: Option<Box<dyn DeadLetters>>,
     /// The lane's own shard for callers' records, if it has one.
@@ -202,6 +206,7 @@ impl Lane {
         route: Arc<Route>,
         session: Box<dyn Session>,
         inbox: mpsc::Receiver<ToLane>,
+        hand_overs: Arc<AtomicUsize>,
         events: Option<mpsc::UnboundedSender<FromLane>>,
         letters: Option<Box<dyn DeadLetters>>,
         own: Option<OwnedShard>,
@@ -218,6 +223,7 @@ impl Lane {
             route,
             session,
             inbox,
+            hand_overs,
             events,
             letters,
             call_shard,
@@ -334,11 +340,18 @@ impl Lane {
         }
     }
 
-    /// Whether there is room for more than what is queued: in records, and in bytes, since records may be large.
+    /// Whether there is room for more than what is queued: in records, and in bytes, since records may be large. A hand-over does
+    /// not wait for room.
     fn takes_more(&self) -> bool {
         let rules = &self.route.rules;
         self.queue.is_empty()
+            || self.hands_over()
             || (self.queue.len() < rules.max_records && self.works.bytes() < QUEUED_BATCHES * rules.max_bytes)
+    }
+
+    /// Whether a hand-over is behind what is in the inbox.
+    pub(super) fn hands_over(&self) -> bool {
+        self.hand_overs.load(Ordering::Acquire) > 0
     }
 
     /// Under lag a fuller batch is worth a few ms.
@@ -390,7 +403,11 @@ impl Lane {
             }
             // The next assignment says it again.
             ToLane::Partitions { .. } => return,
-            ToLane::Revoke { slots, reply } => {
+            ToLane::Revoke { slots, hand_over, reply } => {
+                drop(hand_over);
+                let all =
+                    || self.slots.iter().filter(|(_, shard)| !shard.is_callers()).map(|(slot, _)| *slot);
+                let slots = slots.unwrap_or_else(|| all().collect());
                 slots.into_iter().for_each(|slot| self.drop_slot(slot));
                 // Nobody waits any more if the door's deadline is over.
                 reply.send(()).ok();

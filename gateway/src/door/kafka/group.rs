@@ -198,9 +198,7 @@ impl<G: RelayGate> AtWork<'_, G> {
             let theirs: Vec<u32> =
                 slots.iter().copied().filter(|number| self.slots[number].lane == lane).collect();
             if !theirs.is_empty() {
-                let (reply, answer) = oneshot::channel();
-                port.send(ToLane::Revoke { slots: theirs, reply });
-                replies.push(answer);
+                replies.push(port.revoke(Some(theirs)));
             }
         }
         self.leaving =

@@ -8,9 +8,15 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::sync::mpsc::{self, OwnedPermit, error::SendError, error::TrySendError};
+use tokio::sync::{
+    mpsc::{OwnedPermit, error::SendError, error::TrySendError},
+    oneshot,
+};
 
-use crate::{lane::ToLane, naming::Chunk};
+use crate::{
+    lane::{LaneHandle, ToLane},
+    naming::Chunk,
+};
 
 type Room = Pin<Box<dyn Future<Output = Result<OwnedPermit<ToLane>, SendError<()>>> + Send>>;
 
@@ -19,7 +25,7 @@ type Room = Pin<Box<dyn Future<Output = Result<OwnedPermit<ToLane>, SendError<()
 pub(super) struct LaneGone;
 
 pub(super) struct Port {
-    queue: mpsc::Sender<ToLane>,
+    lane: LaneHandle,
     outbox: VecDeque<ToLane>,
     room: Option<Room>,
     /// The chunk that is being filled; empty between two passes.
@@ -33,9 +39,9 @@ pub(super) struct Port {
 }
 
 impl Port {
-    pub(super) fn new(queue: mpsc::Sender<ToLane>) -> Self {
+    pub(super) fn new(lane: LaneHandle) -> Self {
         Self {
-            queue,
+            lane,
             outbox: VecDeque::new(),
             room: None,
             chunk: Chunk::default(),
@@ -54,6 +60,13 @@ impl Port {
         self.outbox.push_back(message);
     }
 
+    /// Has the lane let slots go, all of an earlier membership's if none are named; answered when it has.
+    pub(super) fn revoke(&mut self, slots: Option<Vec<u32>>) -> oneshot::Receiver<()> {
+        let (reply, answer) = oneshot::channel();
+        self.send(ToLane::Revoke { slots, hand_over: self.lane.hand_over(), reply });
+        answer
+    }
+
     /// Moves the chunk, if any, to the outbox.
     pub(super) fn cut(&mut self) {
         if !self.chunk.records.is_empty() {
@@ -69,7 +82,7 @@ impl Port {
 
     /// Sends what the lane has room for; `cx` is woken when it has room for the rest.
     pub(super) fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), LaneGone> {
-        if self.queue.is_closed() {
+        if self.lane.queue.is_closed() {
             return Err(LaneGone);
         }
         while let Some(message) = self.outbox.pop_front() {
@@ -86,12 +99,12 @@ impl Port {
                     }
                 }
             } else {
-                match self.queue.try_send(message) {
+                match self.lane.queue.try_send(message) {
                     Ok(()) => {}
                     Err(TrySendError::Closed(_)) => return Err(LaneGone),
                     Err(TrySendError::Full(message)) => {
                         self.outbox.push_front(message);
-                        self.room = Some(Box::pin(self.queue.clone().reserve_owned()));
+                        self.room = Some(Box::pin(self.lane.queue.clone().reserve_owned()));
                     }
                 }
             }
@@ -107,7 +120,7 @@ mod tests {
         task::{Wake, Waker},
     };
 
-    use tokio::sync::oneshot;
+    use tokio::sync::mpsc;
 
     use super::*;
 
@@ -119,23 +132,19 @@ mod tests {
         }
     }
 
-    fn revoke(slot: u32) -> ToLane {
-        ToLane::Revoke { slots: vec![slot], reply: oneshot::channel().0 }
-    }
-
     fn slot(message: &ToLane) -> u32 {
-        let ToLane::Revoke { slots, .. } = message else { panic!("another message") };
+        let ToLane::Revoke { slots: Some(slots), .. } = message else { panic!("another message") };
         slots[0]
     }
 
     #[test]
     fn a_full_lane_keeps_the_order_and_wakes_when_it_has_room() {
         let (queue, mut lane) = mpsc::channel(2);
-        let mut port = Port::new(queue);
+        let mut port = Port::new(LaneHandle::new(queue));
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());
         let mut cx = Context::from_waker(&waker);
-        (0..5).for_each(|n| port.send(revoke(n)));
+        (0..5).for_each(|slot| drop(port.revoke(Some(vec![slot]))));
         port.flush(&mut cx).unwrap();
         assert!(port.blocked());
         let mut seen = vec![];

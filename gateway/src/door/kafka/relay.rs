@@ -214,7 +214,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             events,
             waker: Waker::from(Arc::new(Unpark(thread::current()))),
             drain: options.drain.min(config.max_poll_interval() / 2),
-            ports: gate.lanes().iter().map(|lane| Port::new(lane.queue.clone())).collect(),
+            ports: gate.lanes().iter().map(|lane| Port::new(lane.clone())).collect(),
             slots: BTreeMap::new(),
             numbers: HashMap::new(),
             assignments: 0,
@@ -240,6 +240,10 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     fn run(&mut self) -> Result<(), End> {
         if self.ports.is_empty() {
             return Err(End::Failed("the route has no lanes".to_owned()));
+        }
+        // An earlier membership may have ended before its last word was heard.
+        for port in &mut self.ports {
+            drop(port.revoke(None));
         }
         loop {
             if self.shared.stop.load(Ordering::Acquire)

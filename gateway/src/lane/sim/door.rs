@@ -13,7 +13,7 @@ use super::world::World;
 use crate::{
     door::Submit,
     gate::Gate,
-    lane::{AssignedShard, FromLane, ToLane, Wanted},
+    lane::{AssignedShard, FromLane, HandOver, ToLane, Wanted},
     naming::{Chunk, Headers, KafkaOrigin, Record},
 };
 
@@ -61,13 +61,14 @@ pub(super) fn shard_of(partition: usize) -> String {
 pub(super) enum Command {
     Assign(usize),
     /// Answered once the lane holds nothing of it.
-    Revoke(usize, oneshot::Sender<()>),
+    Revoke(usize, HandOver, oneshot::Sender<()>),
     /// Reads again from an offset, for no reason that the lane knows of.
     Rewind(usize, i64),
 }
 
 /// One gate's door.
 pub(super) struct Door {
+    gate: Gate,
     commands: mpsc::UnboundedSender<Command>,
     task: JoinHandle<()>,
 }
@@ -140,7 +141,7 @@ impl Door {
                 tokio::time::sleep(Duration::from_millis(if read { 2 } else { 20 })).await;
             }
         });
-        Door { commands, task }
+        Door { gate: gate.clone(), commands, task }
     }
 
     pub(super) fn assign(&self, partition: usize) {
@@ -153,7 +154,9 @@ impl Door {
 
     pub(super) fn revoke(&self, partition: usize) -> oneshot::Receiver<()> {
         let (done, gone) = oneshot::channel();
-        self.commands.send(Command::Revoke(partition, done)).ok();
+        let lanes = self.gate.relay_lanes();
+        let hand_over = lanes[partition % lanes.len()].hand_over();
+        self.commands.send(Command::Revoke(partition, hand_over, done)).ok();
         gone
     }
 }
@@ -187,7 +190,7 @@ impl Reader {
                 let slots = self.slots.values_mut().filter(|slot| slot.partition == partition);
                 slots.for_each(|slot| slot.next = offset);
             }
-            Command::Revoke(partition, done) => {
+            Command::Revoke(partition, hand_over, done) => {
                 let numbers: Vec<u32> = self
                     .slots
                     .iter()
@@ -197,7 +200,7 @@ impl Reader {
                 let lane = partition % self.gate.relay_lanes().len();
                 numbers.iter().for_each(|number| drop(self.slots.remove(number)));
                 let (reply, answer) = oneshot::channel();
-                self.send(lane, ToLane::Revoke { slots: numbers, reply }).await;
+                self.send(lane, ToLane::Revoke { slots: Some(numbers), hand_over, reply }).await;
                 tokio::spawn(async move {
                     answer.await.ok();
                     done.send(()).ok();

@@ -43,6 +43,32 @@ async fn in_an_outage_a_relay_reads_no_more_than_a_lane_at_work_would_hold() {
     assert_eq!((table.len() as i64, rig.table().len() as i64), (records, records), "each once");
 }
 
+/// A lane that was not ready took no more in than two batches, and the word that its partition was taken back stood behind them in its
+/// inbox. A sink that refuses what the group has taken back (Kafka's) kept such a lane out for ever.
+#[tokio::test(start_paused = true)]
+async fn p13_a_hand_over_is_heard_behind_a_full_inbox_while_the_sink_is_away() {
+    let mut rig = Rig::listed(1);
+    rig.rules.max_records = 16;
+    let relay = Relay::start(&rig, "a", (0, 1), 2).await;
+    for partition in 0..2 {
+        relay.push(partition, &plain(&format!("k{partition}"), "v"));
+        relay.settled(partition, 1).await;
+    }
+    rig.cut();
+    rig.world.lock().down_until = Some(Instant::now() + Duration::from_secs(600));
+    (0..4_000).for_each(|at| relay.push(0, &plain(&format!("more{at}"), "v")));
+    pass(60_000).await;
+    let read = relay.topic.lock().read[0];
+    assert!(read < 1_000, "the inbox is full: {read} were read");
+    let gone = relay.door.revoke(0);
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("the lane lets go at once").unwrap();
+    // The other partition goes on, and nothing of the one that is gone is written.
+    pass(600_000).await;
+    relay.push(1, &plain("last", "v"));
+    relay.settled(1, 2).await;
+    assert_eq!(rig.table(), ["k0=v", "k1=v", "last=v"]);
+}
+
 /// Another lane found that the sink had gone back while this one's batch was on its way. The batch was put back after its shard
 /// had been rewound, and its old offsets took the position past records that the sink had lost.
 #[tokio::test(start_paused = true)]
