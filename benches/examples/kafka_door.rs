@@ -113,7 +113,7 @@ async fn main() {
         let lanes = (0..lanes).map(|_| {
             let (queue, inbox) = mpsc::channel(16);
             tokio::spawn(lane(inbox, count.clone(), started));
-            LaneHandle { queue }
+            LaneHandle::new(queue)
         });
         let gate = Arc::new(Gate { lanes: lanes.collect() });
         let config = KafkaConfig::new(&kafka.brokers(), &["bench"], &format!("bench-{run}"));

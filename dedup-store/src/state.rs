@@ -121,7 +121,7 @@ impl State {
             slots: Slots::new(sizes, generation),
             claims: HashTable::new(),
             tombstones: HashMap::new(),
-            clock: Clock::default(),
+            clock: Clock::new(spans),
             floor_ms: i64::MIN,
             intents: HashSet::new(),
         }
@@ -137,7 +137,7 @@ impl State {
     /// `generation`: of the slot that comes next.
     pub(crate) fn discard(&mut self, generation: u64) {
         let (intents, claims) = (std::mem::take(&mut self.intents), std::mem::take(&mut self.claims));
-        let mut clock = std::mem::take(&mut self.clock);
+        let mut clock = std::mem::replace(&mut self.clock, Clock::new(self.spans));
         clock.discard();
         *self = State { intents, claims, clock, ..State::new(self.spans, *self.slots.sizes(), generation) };
     }
@@ -406,14 +406,14 @@ impl State {
         self.clock.settle(checkpoint, now_ms).clone()
     }
 
-    /// These shards are not idle.
-    pub(crate) fn awaits(&mut self, shards: &[Arc<str>], now_ms: i64) {
-        shards.iter().for_each(|shard| self.clock.awaits(shard, now_ms));
+    /// These shards are not idle, as far as `who` knows.
+    pub(crate) fn awaits(&mut self, who: u32, shards: &[Arc<str>], now_ms: i64) {
+        self.clock.awaits(who, shards, now_ms);
     }
 
     /// Moves the watermark on; answers with it.
     pub(crate) fn advance(&mut self, now_ms: i64) -> Option<i64> {
-        self.clock.advance(now_ms, &self.spans)
+        self.clock.advance(now_ms)
     }
 
     /// G of a watermark.
@@ -471,7 +471,7 @@ impl State {
     }
 
     pub(crate) fn floors(&self, now_ms: i64, retire_ms: i64) -> Floors {
-        Floors { watermark_ms: self.clock.at(now_ms, &self.spans), retire_ms }
+        Floors { watermark_ms: self.clock.at(now_ms), retire_ms }
     }
 
     pub(crate) fn checkpoint(&self, shard: &str) -> Option<&Checkpoint> {

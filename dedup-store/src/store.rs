@@ -133,7 +133,8 @@ impl Store {
         let mut state = State::new(options.spans(), sizes, files.open_tail().max(1));
         let standing = files.standing();
         let floor_ms = files.manifest().floor_ms.max(standing.retire_ms);
-        let clock = Clock::restore(standing.checkpoints.values().cloned().collect(), standing.watermark_ms);
+        let checkpoints = standing.checkpoints.values().cloned().collect();
+        let clock = Clock::restore(options.spans(), checkpoints, standing.watermark_ms);
         state.restore(clock, floor_ms, standing.intents.clone());
         load_runs(&files, &mut state)?;
         let mut learner = Learner { state, group: 0, last_tail: files.open_tail(), found: Vec::new() };
@@ -450,11 +451,10 @@ impl Store {
         Ok(floors)
     }
 
-    /// Says that these shards have records to come that were not settled yet: for `idle_after_ms` from now on they are not idle,
-    /// and hold the watermark where they stand (where nothing of a shard is known, where it is). To be said again until they have
-    /// none.
-    pub fn awaits(&self, shards: &[Arc<str>], now_ms: i64) {
-        self.shared.held.lock().state.awaits(shards, now_ms);
+    /// These and no other shards have records to come that were not settled yet, as far as `who` knows: until it says otherwise they
+    /// are not idle, and hold the watermark where they stand (where nothing of a shard is known, where it is).
+    pub fn awaits(&self, who: u32, shards: &[Arc<str>], now_ms: i64) {
+        self.shared.held.lock().state.awaits(who, shards, now_ms);
     }
 
     /// The floors, without retiring anything.

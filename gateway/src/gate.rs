@@ -58,6 +58,7 @@ use crate::{
     lane::{
         FromLane, LaneHandle, ToLane,
         judge::{Fate, MismatchPolicy, Via, judge_unwritable},
+        run::RELAY,
     },
     metrics::RouteMetrics,
     naming::{Chunk, Named, Namer, Record},
@@ -182,9 +183,9 @@ impl Gate {
         &self.0.relay_lanes
     }
 
-    /// These shards have records to come that were not settled yet (P11).
+    /// These and no other shards of the relay have records to come that were not settled yet (P11), until it says otherwise.
     pub fn awaits(&self, shards: &[adapters::sink::ShardId]) {
-        self.0.route.store.awaits(shards, wall_ms());
+        self.0.route.store.awaits(RELAY, shards, wall_ms());
     }
 
     /// What lanes tell the Kafka door; given out once.

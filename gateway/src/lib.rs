@@ -7,6 +7,7 @@ pub mod config;
 pub mod door;
 pub mod format;
 pub mod gate;
+mod heartbeat;
 pub mod key;
 pub mod lane;
 pub mod logging;

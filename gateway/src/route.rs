@@ -17,6 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     clock::ArrivalClock,
+    heartbeat::Beating,
     lane::Rules,
     lane::shard::{Standing, standing},
     metrics::RouteMetrics,
@@ -225,7 +226,7 @@ impl Route {
     /// history in which `from` was read.
     async fn learn_marks(
         &self,
-        session: &mut dyn Session,
+        beating: &mut Beating<'_>,
         shard: &ShardId,
         from: i64,
         seen: u64,
@@ -234,7 +235,7 @@ impl Route {
         let mut at = from;
         let mut facts = 0;
         loop {
-            let marks = session.marks_since(shard, at).await?;
+            let marks = beating.session.marks_since(shard, at).await?;
             let Some(last) = marks.last() else { return Ok((facts, at)) };
             at = last.sequence;
             let blocks = marks.iter().map(|mark| self.unpack(shard, mark)).collect::<Result<Vec<_>, _>>()?;
@@ -247,31 +248,32 @@ impl Route {
                 floor_ms: i64::MIN,
             };
             self.settle_learnt(seen, checkpoint, &blocks, now_ms)?;
+            beating.beat().await;
         }
     }
 
     /// Learns the marks of a shard that is not owned here.
     pub(crate) async fn learn_marks_of(
         &self,
-        session: &mut dyn Session,
+        beating: &mut Beating<'_>,
         shard: &ShardId,
         now_ms: i64,
     ) -> Result<u64, LearnError> {
         let seen = *self.history.read();
         let known = self.known_sequence(shard);
-        Ok(self.learn_marks(session, shard, known, seen, now_ms).await?.0)
+        Ok(self.learn_marks(beating, shard, known, seen, now_ms).await?.0)
     }
 
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
     async fn learn(
         &self,
-        session: &mut dyn Session,
+        beating: &mut Beating<'_>,
         state: &ShardState,
         from: i64,
         seen: u64,
         now_ms: i64,
     ) -> Result<u64, LearnError> {
-        let (facts, _) = self.learn_marks(session, &state.shard, from, seen, now_ms).await?;
+        let (facts, _) = self.learn_marks(beating, &state.shard, from, seen, now_ms).await?;
         let checkpoint = Checkpoint {
             shard: state.shard.clone(),
             sequence: state.sequence,
@@ -306,34 +308,34 @@ impl Route {
     /// the history that is now in force.
     pub(crate) async fn rebuild(
         &self,
-        session: &mut dyn Session,
+        beating: &mut Beating<'_>,
         seen: u64,
         now_ms: i64,
     ) -> Result<u64, LearnError> {
-        let _one = self.rebuild.lock().await;
+        let _one = beating.while_waiting(self.rebuild.lock()).await;
         if *self.history.read() == seen {
             let mut history = self.history.write();
             self.ask_store(Store::discard)?;
             *history += 1;
         }
-        self.learn_all(session, now_ms).await
+        self.learn_all(beating, now_ms).await
     }
 
     /// Waits for a rebuild that is under way, and ends one that was left half done. Answers with the history in force.
-    pub(crate) async fn complete(&self, session: &mut dyn Session, now_ms: i64) -> Result<u64, LearnError> {
-        let _one = self.rebuild.lock().await;
-        self.learn_all(session, now_ms).await
+    pub(crate) async fn complete(&self, beating: &mut Beating<'_>, now_ms: i64) -> Result<u64, LearnError> {
+        let _one = beating.while_waiting(self.rebuild.lock()).await;
+        self.learn_all(beating, now_ms).await
     }
 
-    async fn learn_all(&self, session: &mut dyn Session, now_ms: i64) -> Result<u64, LearnError> {
+    async fn learn_all(&self, beating: &mut Beating<'_>, now_ms: i64) -> Result<u64, LearnError> {
         let history = *self.history.read();
         if self.learnt.load(Ordering::Acquire) == history {
             return Ok(history);
         }
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
-        for ShardState { shard, .. } in session.shards("").await? {
-            facts += self.learn_marks(session, &shard, 0, history, now_ms).await?.0;
+        for ShardState { shard, .. } in beating.session.shards("").await? {
+            facts += self.learn_marks(beating, &shard, 0, history, now_ms).await?.0;
         }
         self.learnt.store(history, Ordering::Release);
         warn!(route = %self.name, facts, "the store was discarded and rebuilt from the sink's marks");
@@ -343,7 +345,7 @@ impl Route {
     /// Brings the store level with one acquired shard; says how the two stood. `seen`: the history, read before `known` was.
     pub(crate) async fn catch_up(
         &self,
-        session: &mut dyn Session,
+        beating: &mut Beating<'_>,
         state: &ShardState,
         known: i64,
         seen: u64,
@@ -354,11 +356,11 @@ impl Route {
             Standing::Level => {
                 // A store without a checkpoint has none of the facts, whatever the caller knows.
                 if self.store.checkpoint(&state.shard).is_none() {
-                    self.learn(session, state, 0, seen, now_ms).await?;
+                    self.learn(beating, state, 0, seen, now_ms).await?;
                 }
             }
             Standing::SinkAhead => {
-                let facts = self.learn(session, state, known, seen, now_ms).await?;
+                let facts = self.learn(beating, state, known, seen, now_ms).await?;
                 info!(route = %self.name, shard = %state.shard, from = known, to = state.sequence, facts,
                       "learnt facts from the sink's marks");
             }

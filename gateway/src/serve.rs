@@ -291,7 +291,7 @@ async fn start(
     if let (Some(relay), Some(events)) = (&route.relay, gate.take_events()) {
         let started = Relay::start(
             Arc::new(gate.clone()),
-            adapters::kafka::KafkaConfig { membership: Some(seat), ..relay.kafka() },
+            adapters::kafka::KafkaConfig { membership: Some(seat), ..relay.kafka(route.idle_after) },
             relay.relay(route.skip_gaps, route.rules.window_ms, needs(&route)),
             events,
         );

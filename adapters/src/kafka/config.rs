@@ -29,6 +29,8 @@ pub struct KafkaConfig {
     pub isolation: Isolation,
     /// Bytes of records fetched ahead, over all partitions; each partition may hold 1 MiB in any case.
     pub prefetch_bytes: u64,
+    /// How often the client library says its figures; well below the time after which a partition counts as idle.
+    pub figures_every: Duration,
     /// Options of librdkafka by name, passed on as they are; see [`KafkaConfig::check`] for what is refused.
     pub options: BTreeMap<String, String>,
     /// Told which partitions the group gave us, for a sink that fences by it.
@@ -80,6 +82,10 @@ const DEBUG: &str = "debug";
 const METADATA: &str = "metadata";
 const MAX_POLL_INTERVAL: &str = "max.poll.interval.ms";
 const DEFAULT_MAX_POLL_INTERVAL_MS: u64 = 300_000;
+/// The client library's default.
+const FETCH_WAIT: Duration = Duration::from_millis(500);
+const SILENCE_MARGIN: Duration = Duration::from_millis(500);
+const LONGEST_SILENCE: Duration = Duration::from_secs(3);
 const MIN_PREFETCH_KIB: u64 = 1024;
 
 impl KafkaConfig {
@@ -92,6 +98,7 @@ impl KafkaConfig {
             instance: None,
             isolation: Isolation::ReadCommitted,
             prefetch_bytes: 64 << 20,
+            figures_every: Duration::from_secs(5),
             options: BTreeMap::new(),
             membership: None,
         }
@@ -166,6 +173,15 @@ impl KafkaConfig {
         Duration::from_millis(given.unwrap_or(DEFAULT_MAX_POLL_INTERVAL_MS))
     }
 
+    /// A broker that is asked for more answers well within this, if only that there is none.
+    pub(super) fn silence(&self) -> Duration {
+        let given =
+            ["fetch.wait.max.ms", "fetch.max.wait.ms"].iter().find_map(|name| self.options.get(*name));
+        let wait =
+            given.and_then(|value| value.trim().parse().ok()).map_or(FETCH_WAIT, Duration::from_millis);
+        (wait + SILENCE_MARGIN).max(self.figures_every.min(LONGEST_SILENCE))
+    }
+
     /// The group member that reads `partitions` partitions in all.
     pub(super) fn client(&self, partitions: usize) -> ClientConfig {
         let mut config = self.probe();
@@ -182,7 +198,7 @@ impl KafkaConfig {
             // Asked again soon after the queue has drained a little: the default of a second starves a fast reader.
             .set("fetch.queue.backoff.ms", "10")
             .set("check.crcs", "true")
-            .set("statistics.interval.ms", "5000");
+            .set("statistics.interval.ms", self.figures_every.as_millis().max(1).to_string());
         if self.options.get("group.protocol").is_none_or(|protocol| protocol == "classic") {
             config
                 .set(SESSION, DEFAULT_SESSION_MS.to_string())

@@ -5,6 +5,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use rdkafka::{
@@ -15,7 +16,7 @@ use rdkafka::{
     types::RDKafkaRespErr,
 };
 
-use super::{Commit, TopicPartition};
+use super::{Commit, KafkaConfig, TopicPartition};
 
 /// What the group, the brokers and the client library have to say.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,6 +40,8 @@ pub enum Event {
         ends: Vec<(TopicPartition, i64)>,
         /// How many partitions each topic has, as last looked up (every 5 min by default).
         partitions: Vec<(String, usize)>,
+        /// Partitions that we read and whose broker is not known, or has not answered of late: what their ends are nobody knows.
+        silent: Vec<TopicPartition>,
     },
     /// A topic has this id: said when it is first looked up, and when it was deleted and made again.
     TopicId {
@@ -77,16 +80,19 @@ pub(super) struct Context {
     closing: AtomicBool,
     /// All that the client library says is passed on, and not only its errors.
     debugs: bool,
+    /// A broker that did not answer for so long is not heard.
+    silence: Duration,
     /// The last error in the client library's words.
     said: Mutex<Option<(RDKafkaErrorCode, String)>>,
 }
 
 impl Context {
-    pub(super) fn new(debugs: bool) -> Self {
+    pub(super) fn new(config: &KafkaConfig) -> Self {
         Self {
             events: Mutex::new(VecDeque::new()),
             closing: AtomicBool::new(false),
-            debugs,
+            debugs: config.debugs(),
+            silence: config.silence(),
             said: Mutex::new(None),
         }
     }
@@ -139,9 +145,20 @@ impl ClientContext for Context {
     }
 
     fn stats(&self, statistics: Statistics) {
-        let mut ends = vec![];
+        // A broker is asked for more all the time. One that is cut off counts as connected for long.
+        let answers = |id: i32| {
+            let of = statistics.brokers.values().find(|broker| broker.nodeid == id && id >= 0);
+            of.is_some_and(|broker| {
+                broker.state == "UP"
+                    && u128::try_from(broker.rxidle).is_ok_and(|us| us < self.silence.as_micros())
+            })
+        };
+        let (mut ends, mut silent) = (vec![], vec![]);
         for topic in statistics.topics.values() {
             for partition in topic.partitions.values() {
+                if partition.desired && !answers(partition.broker) {
+                    silent.push(TopicPartition::new(&topic.topic, partition.partition));
+                }
                 // The last stable offset where only committed transactions are seen, else the same as the high watermark.
                 let end = if partition.ls_offset >= 0 { partition.ls_offset } else { partition.hi_offset };
                 if partition.desired && end >= 0 {
@@ -156,7 +173,7 @@ impl ClientContext for Context {
         };
         let partitions =
             statistics.topics.values().map(|topic| (topic.topic.clone(), count(topic))).collect();
-        self.push(Event::Figures { connected, ends, partitions });
+        self.push(Event::Figures { connected, ends, partitions, silent });
     }
 
     fn error(&self, error: KafkaError, reason: &str) {

@@ -78,7 +78,7 @@ impl KafkaSource {
         if let Some(fault) = config.check().first() {
             return Err(KafkaFault::Configuration(fault.to_string()));
         }
-        let probe = BaseConsumer::from_config_and_context(&config.probe(), Context::new(config.debugs()));
+        let probe = BaseConsumer::from_config_and_context(&config.probe(), Context::new(config));
         let probe: BaseConsumer<Context> = probe.map_err(|error| KafkaFault::from(&error))?;
         let topics = config.topics.iter().map(|topic| Ok((topic.clone(), count_partitions(&probe, topic)?)));
         let topics =
@@ -90,7 +90,7 @@ impl KafkaSource {
         drop(probe);
 
         let client = config.client(topics.iter().map(|(_, partitions)| partitions).sum());
-        let consumer = BaseConsumer::from_config_and_context(&client, Context::new(config.debugs()));
+        let consumer = BaseConsumer::from_config_and_context(&client, Context::new(config));
         let mut consumer = consumer.map_err(|error| KafkaFault::from(&error))?;
         let waker = wake.clone();
         consumer.set_nonempty_callback(move || waker());

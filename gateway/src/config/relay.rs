@@ -74,8 +74,8 @@ pub enum StartAt {
 
 #[cfg(feature = "kafka")]
 impl RelayConfig {
-    /// For the Kafka source.
-    pub fn kafka(&self) -> adapters::kafka::KafkaConfig {
+    /// For the Kafka source; `idle_after` as the route says.
+    pub fn kafka(&self, idle_after: Duration) -> adapters::kafka::KafkaConfig {
         adapters::kafka::KafkaConfig {
             brokers: self.brokers.clone(),
             topics: self.topics.clone(),
@@ -86,6 +86,8 @@ impl RelayConfig {
                 Isolation::ReadUncommitted => adapters::kafka::Isolation::ReadUncommitted,
             },
             prefetch_bytes: self.prefetch,
+            // A broker that is cut off is noticed before its partitions count as idle.
+            figures_every: (idle_after / 3).clamp(Duration::from_millis(500), Duration::from_secs(5)),
             options: self.options.clone(),
             membership: None,
         }
@@ -160,7 +162,7 @@ pub(super) fn relay(section: Section<'_, '_>) -> Option<RelayConfig> {
         options,
     };
     #[cfg(feature = "kafka")]
-    for fault in config.kafka().check() {
+    for fault in config.kafka(secs(30)).check() {
         let key = format!("{}.{}", section.path, fault.name);
         section.reader.note(&section.span, &key, None, fault.reason, None, "correct or remove it");
     }

@@ -13,7 +13,7 @@ use adapters::{
 use dedup_store::{Algorithm, Identity, Store, StoreError};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{error, info, warn};
 
 use super::{Gate, Inner, blocking};
@@ -21,6 +21,7 @@ use crate::{
     clock::{AtStart, Clocks, wall_ms},
     door::HttpLimits,
     format::Schemas,
+    heartbeat::Beating,
     key::KeySpec,
     lane::{LaneHandle, Rules, own::STALE_OWNER_MS, run::Lane, shard::OwnedShard},
     metrics::{Metrics, RouteMetrics},
@@ -324,26 +325,30 @@ impl Opening<'_> {
             }
         }
         let mut states = Vec::with_capacity(wanted.len());
+        let mut beat_at = Instant::now();
         for shard in &wanted {
-            states.push(self.take(session, shard).await?);
+            let state = self.take(beating(session, &states, &mut beat_at), shard).await?;
+            states.push(state);
         }
         if self.route.arrival {
             self.check_clock(session).await?;
         }
         let history = *self.route.history.read();
-        if let Some(behind) = self.route.behind(session).await.map_err(learnt)? {
+        let behind = self.route.behind(session).await.map_err(learnt)?;
+        let mut beating = beating(session, &states, &mut beat_at);
+        if let Some(behind) = behind {
             self.route.report(&behind);
-            self.route.rebuild(session, history, wall_ms()).await.map_err(learnt)?;
+            self.route.rebuild(&mut beating, history, wall_ms()).await.map_err(learnt)?;
         }
         let history = *self.route.history.read();
         for state in &states {
             let known = self.route.known_sequence(&state.shard);
-            self.route.catch_up(session, state, known, history, wall_ms()).await.map_err(learnt)?;
+            self.route.catch_up(&mut beating, state, known, history, wall_ms()).await.map_err(learnt)?;
         }
         // A key that came through a relay must be known to callers too.
-        for ShardState { shard, .. } in session.shards("").await? {
+        for ShardState { shard, .. } in beating.session.shards("").await? {
             if !wanted.contains(&shard) {
-                self.route.learn_marks_of(session, &shard, wall_ms()).await.map_err(learnt)?;
+                self.route.learn_marks_of(&mut beating, &shard, wall_ms()).await.map_err(learnt)?;
             }
         }
         // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.
@@ -371,10 +376,11 @@ impl Opening<'_> {
         }
     }
 
-    async fn take(&self, session: &mut dyn Session, shard: &ShardId) -> Result<ShardState, BuildError> {
+    async fn take(&self, mut beating: Beating<'_>, shard: &ShardId) -> Result<ShardState, BuildError> {
         loop {
+            beating.beat().await;
             let how = Acquire::IfFree { stale_after_ms: STALE_OWNER_MS };
-            match session.acquire(std::slice::from_ref(shard), how).await {
+            match beating.session.acquire(std::slice::from_ref(shard), how).await {
                 Ok(mut states) => match states.pop() {
                     Some(state) => return Ok(state),
                     None => {
@@ -391,7 +397,7 @@ impl Opening<'_> {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
                 // The other owner died while it was looked at.
-                Err(SinkError::NotApplied { retry: true, reason }) if session.connected() => {
+                Err(SinkError::NotApplied { retry: true, reason }) if beating.session.connected() => {
                     if let Some(told) = self.on_wait {
                         told(format!("taking shard {shard} over again: {reason}"));
                     }
@@ -401,6 +407,12 @@ impl Opening<'_> {
             }
         }
     }
+}
+
+/// The session, the shards that were taken shown to live.
+fn beating<'a>(session: &'a mut dyn Session, states: &[ShardState], at: &'a mut Instant) -> Beating<'a> {
+    let owned = states.iter().map(|state| (state.shard.clone(), state.epoch)).collect();
+    Beating::new(session, owned, at)
 }
 
 fn call_shard(lane: u32) -> ShardId {

@@ -146,7 +146,7 @@ pub struct LaneHandle {
 
 impl LaneHandle {
     /// The lane whose inbox `queue` fills.
-    pub(crate) fn new(queue: mpsc::Sender<ToLane>) -> Self {
+    pub fn new(queue: mpsc::Sender<ToLane>) -> Self {
         Self { queue, hand_overs: Arc::default() }
     }
 

@@ -1,6 +1,10 @@
 //! Taking shards over, keeping them, losing them (P3 to P6, P13).
 
-use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use adapters::sink::{
     Acquire, Receipts, Resolution, RowOutcome, Session, ShardId, ShardState, ShardStep, SinkError,
@@ -16,10 +20,10 @@ use super::{
 };
 use crate::{
     clock::wall_ms,
+    heartbeat::{Beating, HEARTBEAT},
     route::{Behind, LearnError, Sight, call_floor_ms},
 };
 
-const HEARTBEAT: Duration = Duration::from_secs(2);
 const EXPIRE_MARKS: Duration = Duration::from_secs(30);
 /// An owner whose heartbeat is older is dead. Three heartbeats, so that one slow commit does not count as death.
 pub(crate) const STALE_OWNER_MS: i64 = 6_000;
@@ -91,57 +95,49 @@ impl Lane {
     /// Acquires all of the lane's shards, compares each with what is known here, and learns or rebuilds what differs, before
     /// any verdict. The text says why it could not.
     async fn reacquire(&mut self) -> Result<(), String> {
+        let route = self.route.clone();
         self.route.sees(self.id, Sight::Lost);
         self.session.acquire(&[], Acquire::Force).await.map_err(|fault| fault.to_string())?;
         // All that follows is to be asked on one connection.
         let life = self.session.life();
+        // Callers' shards first: they live while facts are learnt, which may take long. Partitions are given by the group.
+        let mut taken: BTreeMap<u32, ShardState> = BTreeMap::new();
+        for (slot, id) in self.wanted(true) {
+            let how = Acquire::IfFree { stale_after_ms: STALE_OWNER_MS };
+            taken.insert(slot, self.take(slot, &id, how).await?);
+        }
+        let owned: Vec<(ShardId, i64)> =
+            taken.values().map(|state| (state.shard.clone(), state.epoch)).collect();
         // A rebuild that another lane began, or left half done, comes first: until it is whole, facts are missing.
-        let learnt = self.route.complete(&mut *self.session, wall_ms()).await;
+        let learnt = route.complete(&mut self.beating(&owned), wall_ms()).await;
         let mut history = learnt.map_err(|fault| fault.to_string())?;
-        if let Some(behind) =
-            self.route.behind(&mut *self.session).await.map_err(|fault| fault.to_string())?
-        {
-            self.route.report(&behind);
-            let rebuilt = self.route.rebuild(&mut *self.session, history, wall_ms()).await;
+        if let Some(behind) = route.behind(&mut *self.session).await.map_err(|fault| fault.to_string())? {
+            route.report(&behind);
+            let rebuilt = route.rebuild(&mut self.beating(&owned), history, wall_ms()).await;
             history = rebuilt.map_err(|fault| fault.to_string())?;
         }
         let mut rewind_all = history != self.history;
         if rewind_all {
             self.discard_floors();
         }
-        let mut wanted: Vec<(u32, ShardId, Acquire)> = Vec::new();
-        if let Some(id) = &self.call_shard {
-            wanted.push((CALL_SLOT, id.clone(), Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }));
-        }
-        for (&slot, shard) in self.slots.iter().filter(|(slot, _)| **slot != CALL_SLOT) {
-            // Callers' shards in this lane's care may have another owner by now; partitions are given by the group.
-            let how = if shard.is_callers() {
-                Acquire::IfFree { stale_after_ms: STALE_OWNER_MS }
-            } else {
-                Acquire::Force
-            };
-            wanted.push((slot, shard.id.clone(), how));
+        for (slot, id) in self.wanted(false) {
+            taken.insert(slot, self.take(slot, &id, Acquire::Force).await?);
         }
         'again: loop {
-            for (slot, id, how) in &wanted {
-                let state = match self.session.acquire(std::slice::from_ref(id), how.clone()).await {
-                    Ok(states) => one(states, id)?,
-                    Err(SinkError::Held { shard, owner, .. }) => return Err(self.lost(*slot, &shard, &owner)),
-                    Err(fault) => return Err(fault.to_string()),
-                };
+            for (slot, state) in &taken {
                 let mine = self.slots.get(slot).map(|shard| shard.sequence);
                 let known = match mine {
                     Some(sequence) if !rewind_all => sequence,
-                    _ => self.route.known_sequence(id),
+                    _ => self.route.known_sequence(&state.shard),
                 };
                 let now_ms = wall_ms();
-                let standing = self.route.catch_up(&mut *self.session, &state, known, history, now_ms).await;
+                let standing = route.catch_up(&mut self.beating(&owned), state, known, history, now_ms).await;
                 match standing.map_err(|fault| fault.to_string())? {
-                    Standing::Level => self.adopt(*slot, &state, rewind_all),
-                    Standing::SinkAhead => self.adopt(*slot, &state, true),
+                    Standing::Level => self.adopt(*slot, state, rewind_all),
+                    Standing::SinkAhead => self.adopt(*slot, state, true),
                     Standing::Regressed => {
-                        self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
-                        let rebuilt = self.route.rebuild(&mut *self.session, history, now_ms).await;
+                        route.report(&[Behind::new(state.shard.clone(), known, state.sequence)]);
+                        let rebuilt = route.rebuild(&mut self.beating(&owned), history, now_ms).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
                         self.discard_floors();
@@ -167,6 +163,27 @@ impl Lane {
         self.route.sees(self.id, Sight::Clear(life));
         self.route.set_trouble(self.id, None);
         Ok(())
+    }
+
+    /// The lane's callers' shards, or its partitions.
+    fn wanted(&self, callers: bool) -> Vec<(u32, ShardId)> {
+        let own = self.call_shard.iter().filter(|_| callers).map(|id| (CALL_SLOT, id.clone()));
+        let held =
+            self.slots.iter().filter(|(slot, shard)| **slot != CALL_SLOT && shard.is_callers() == callers);
+        own.chain(held.map(|(slot, shard)| (*slot, shard.id.clone()))).collect()
+    }
+
+    async fn take(&mut self, slot: u32, id: &ShardId, how: Acquire) -> Result<ShardState, String> {
+        match self.session.acquire(std::slice::from_ref(id), how).await {
+            Ok(states) => one(states, id),
+            Err(SinkError::Held { shard, owner, .. }) => Err(self.lost(slot, &shard, &owner)),
+            Err(fault) => Err(fault.to_string()),
+        }
+    }
+
+    /// The session, shards that were taken over on its connection shown to live while it is asked for long.
+    fn beating(&mut self, owned: &[(ShardId, i64)]) -> Beating<'_> {
+        Beating::new(&mut *self.session, owned.to_vec(), &mut self.heartbeat_at)
     }
 
     /// Floors of a history that the sink has lost say nothing of the one that it has (P6).
@@ -225,6 +242,10 @@ impl Lane {
                 return Err(fault.to_string());
             }
         };
+        let (route, history) = (self.route.clone(), self.history);
+        // In this lane's care beside its partitions.
+        let callers = self.slots.values().filter(|shard| shard.is_callers());
+        let owned: Vec<(ShardId, i64)> = callers.map(|shard| (shard.id.clone(), shard.epoch)).collect();
         let mut assigned = Vec::with_capacity(shards.len());
         for (wanted, mut state) in shards.into_iter().zip(states) {
             let (slot, id) = (wanted.slot, wanted.shard);
@@ -235,10 +256,10 @@ impl Lane {
             }
             let seen = *self.route.history.read();
             let known = self.route.known_sequence(&id);
-            let standing = self.route.catch_up(&mut *self.session, &state, known, seen, wall_ms()).await;
+            let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen, wall_ms()).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
                 self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
-                let rebuilt = self.route.rebuild(&mut *self.session, self.history, wall_ms()).await;
+                let rebuilt = route.rebuild(&mut self.beating(&owned), history, wall_ms()).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 // The lane's other shards belong to the lost history too.
                 self.recheck = true;
@@ -250,7 +271,7 @@ impl Lane {
                 // Nothing of what this shard needs is gone from the sink. Its owner was slower than this instance, or dead.
                 info!(route = %self.route.name, shard = %id, watermark_ms = state.watermark_ms, forgotten_ms,
                       "the shard lags behind what this instance has forgotten");
-                let rebuilt = self.route.rebuild(&mut *self.session, self.history, wall_ms()).await;
+                let rebuilt = route.rebuild(&mut self.beating(&owned), history, wall_ms()).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 self.recheck = true;
             }
@@ -450,9 +471,10 @@ impl Lane {
             }
         };
         // Of shards that are another's now, this process learns what the sink holds: its own batch, if that is in.
+        let route = self.route.clone();
         for (at, step) in flight.steps.iter().enumerate() {
             if !ours.contains(&at) {
-                self.route.learn_marks_of(&mut *self.session, &step.shard, wall_ms()).await?;
+                route.learn_marks_of(&mut self.beating(&[]), &step.shard, wall_ms()).await?;
             }
         }
         Ok(Some(match resolution {

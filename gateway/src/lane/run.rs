@@ -37,11 +37,15 @@ use super::{
     works::{Taken, Works},
 };
 use crate::{
+    clock::wall_ms,
     metrics::Stage,
     naming::{Chunk, Named},
     outcome::Outcome,
     route::{Route, Sight},
 };
+
+/// Who awaits a relay's shards in the store; a lane awaits its own shard under its number.
+pub(crate) const RELAY: u32 = u32::MAX;
 
 /// The slot of the lane's own shard, through which callers' records go.
 pub(crate) const CALL_SLOT: u32 = u32::MAX;
@@ -93,6 +97,8 @@ pub(crate) struct Lane {
     pub(super) unresolved: bool,
     /// The last batch of positions was sent before the lane ends.
     last_positions: bool,
+    /// It was said that the lane has callers' records at hand.
+    busy: bool,
 }
 
 /// A lane holds the bytes of so many full batches before it takes no more in.
@@ -247,12 +253,14 @@ impl Lane {
             positions_at: now,
             unresolved: false,
             last_positions: false,
+            busy: false,
         }
     }
 
     /// Runs until the inbox is closed and everything in it has its outcome.
     pub(crate) async fn run(mut self) {
         while self.gathered().await {
+            self.set_busy(true);
             if !self.ready().await {
                 // It is to end, and the sink is not there: callers have heard, and a relay's records are read again.
                 break;
@@ -263,11 +271,20 @@ impl Lane {
                 Err(fault) => self.store_fault(&fault).await,
             }
         }
+        self.set_busy(false);
         self.route.sees(self.id, Sight::Needless);
         if !self.unresolved {
             self.route.store.release_lane(self.id);
         }
         info!(route = %self.route.name, lane = self.id, "lane ended");
+    }
+
+    /// Callers' records that are at hand have no outcome yet, however long that takes: their shard is not idle (P11).
+    fn set_busy(&mut self, busy: bool) {
+        let Some(shard) = self.call_shard.as_ref().filter(|_| busy != self.busy) else { return };
+        self.busy = busy;
+        let shards = if busy { std::slice::from_ref(shard) } else { &[] };
+        self.route.store.awaits(self.id, shards, wall_ms());
     }
 
     // ---- gather ---------------------------------------------------------------------------------------------------------
@@ -297,6 +314,7 @@ impl Lane {
             // Here and not only when idle: a busy lane expires its marks too, and one that others wake lives on.
             if Instant::now() >= self.tick_at {
                 self.tick_at = Instant::now() + TICK;
+                self.set_busy(!self.queue.is_empty() || !self.parked.is_empty());
                 self.tick().await;
             }
             // Registered before the parked keys are looked at, so that no settlement in between is missed.

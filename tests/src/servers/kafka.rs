@@ -159,6 +159,24 @@ impl Kafka {
         }
     }
 
+    /// Stops all brokers where they are: their connections stand, and nobody answers.
+    pub fn freeze(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets them go on after [`Kafka::freeze`].
+    pub fn thaw(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        for node in &self.nodes {
+            if let Some(server) = &mut *node.server() {
+                server.signal(name);
+            }
+        }
+    }
+
     /// Starts the brokers that do not run, on their ports, and waits until all have joined.
     pub fn run(&self) {
         for at in 0..self.nodes.len() {

@@ -2,6 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use adapters::kafka::KafkaConfig;
 use oncegate::door::kafka::RelayOptions;
 use oncegate_tests::{
     eventually,
@@ -16,6 +17,35 @@ use crate::rig::*;
 
 const HOUR_MS: i64 = 3_600_000;
 const BASE_MS: i64 = 1_700_000_000_000;
+
+async fn awaited(instance: &Instance, wanted: usize) {
+    eventually("what is awaited", PATIENCE, async || {
+        let awaited = instance.switches.awaited.lock().unwrap().clone();
+        if awaited.len() == wanted { Ok(()) } else { Err(format!("{awaited:?}, not {wanted}")) }
+    })
+    .await;
+}
+
+/// A partition that had been read to its end counted as idle while its broker was cut off: what came there meanwhile was late.
+#[tokio::test(flavor = "multi_thread")]
+async fn p11_a_partition_is_awaited_while_its_broker_is_not_heard() {
+    let kafka = Kafka::start();
+    kafka.topic("silent", 2).await;
+    kafka.produce("silent", numbers(2, 0..10));
+    let sink = Shared::default();
+    let often = KafkaConfig { figures_every: Duration::from_millis(500), ..config(&kafka, "silent") };
+    let instance = instance(&sink, 1, often, RelayOptions::default());
+    kept(&sink, 10).await;
+    awaited(&instance, 0).await;
+    // It answers no more, and its connections stand.
+    kafka.freeze();
+    awaited(&instance, 2).await;
+    kafka.thaw();
+    awaited(&instance, 0).await;
+    kafka.produce("silent", numbers(2, 10..20));
+    kept(&sink, 20).await;
+    instance.relay.stop().await;
+}
 
 /// A partition is idle once all of it is read and settled, also where its log ends in the markers of transactions; not while its
 /// records wait.
@@ -42,13 +72,7 @@ async fn p11_a_partition_is_awaited_until_it_is_read_to_its_end_and_settled() {
     let sink = Shared::default();
     let instance = instance(&sink, 1, config(kafka, "awaited"), RelayOptions::default());
     kept(&sink, 1001).await;
-    let settle = async |wanted: usize| {
-        eventually("what is awaited", PATIENCE, async || {
-            let awaited = instance.switches.awaited();
-            if awaited.len() == wanted { Ok(()) } else { Err(format!("{awaited:?}, not {wanted}")) }
-        })
-        .await;
-    };
+    let settle = async |wanted| awaited(&instance, wanted).await;
     settle(0).await;
     // The lane takes nothing: one partition has more, and is awaited for as long as that lasts.
     instance.switches.hold.store(true, Ordering::Release);

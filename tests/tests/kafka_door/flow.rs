@@ -61,7 +61,7 @@ async fn a_seek_of_the_lane_drops_what_was_fetched_and_reads_again() {
     // A lane of the test's own that rewinds in the middle of the stream, by the message, not by acquiring.
     let (queue, mut inbox) = mpsc::channel(4);
     let (events, from_lanes) = mpsc::unbounded_channel();
-    let gate = Arc::new(Gate { lanes: vec![LaneHandle { queue }], switches: Arc::default() });
+    let gate = Arc::new(Gate { lanes: vec![LaneHandle::new(queue)], switches: Arc::default() });
     let relay = Relay::start(gate, config(kafka, "seek"), RelayOptions::default(), from_lanes).unwrap();
     let (mut generation, mut next, mut rewinds) = (1, 0, vec![30_000, 10_000, 1, 0]);
     while next < 50_000 {

@@ -76,9 +76,7 @@ impl RelayGate for Gate {
     }
 
     fn awaits(&self, shards: &[ShardId]) {
-        let now = std::time::Instant::now();
-        let mut awaited = self.switches.awaited.lock().unwrap();
-        awaited.extend(shards.iter().map(|shard| (shard.to_string(), now)));
+        *self.switches.awaited.lock().unwrap() = shards.to_vec();
     }
 
     fn lanes(&self) -> &[LaneHandle] {
@@ -113,19 +111,10 @@ pub(crate) struct Switches {
     pub(crate) stall: AtomicBool,
     pub(crate) records: AtomicU64,
     pub(crate) assigns: AtomicU64,
-    /// When each shard was last said to have more to come.
-    pub(crate) awaited: std::sync::Mutex<HashMap<String, std::time::Instant>>,
+    /// The shards that are said to have more to come.
+    pub(crate) awaited: std::sync::Mutex<Vec<ShardId>>,
     /// Partition and timestamp of every record, as they were read.
     pub(crate) named: std::sync::Mutex<Vec<(i32, i64)>>,
-}
-
-impl Switches {
-    /// The shards that are said to have more to come now.
-    pub(crate) fn awaited(&self) -> Vec<String> {
-        let awaited = self.awaited.lock().unwrap();
-        let recent = |at: &std::time::Instant| at.elapsed() < Duration::from_millis(700);
-        awaited.iter().filter(|(_, at)| recent(at)).map(|(shard, _)| shard.clone()).collect()
-    }
 }
 
 pub(crate) type Shared = Arc<std::sync::Mutex<Sink>>;
@@ -162,8 +151,8 @@ async fn lane(
                 });
                 drop(reply.send(Ok(answer.collect())));
             }
-            ToLane::Revoke { slots, reply } => {
-                slots.iter().for_each(|slot| drop(owned.remove(slot)));
+            ToLane::Revoke { slots, reply, .. } => {
+                owned.retain(|slot, _| slots.as_ref().is_some_and(|slots| !slots.contains(slot)));
                 reply.send(()).ok();
             }
             ToLane::Relay { chunk, generations } => {
@@ -231,7 +220,7 @@ pub(crate) fn instance(sink: &Shared, lanes: usize, config: KafkaConfig, options
     let lanes = (0..lanes).map(|_| {
         let (queue, inbox) = mpsc::channel(4);
         tokio::spawn(lane(inbox, events.clone(), sink.clone(), switches.clone()));
-        LaneHandle { queue }
+        LaneHandle::new(queue)
     });
     let gate = Arc::new(Gate { lanes: lanes.collect(), switches: switches.clone() });
     let relay = Relay::start(gate, config, options, from_lanes).unwrap();

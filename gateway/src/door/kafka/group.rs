@@ -42,7 +42,7 @@ impl<G: RelayGate> AtWork<'_, G> {
                         self.committed(commit, answer.clone());
                     }
                 }
-                Event::Figures { connected, ends, partitions } => {
+                Event::Figures { connected, ends, partitions, silent } => {
                     let grown: Vec<String> = partitions
                         .iter()
                         .filter_map(|(topic, count)| self.counts.seen(topic, *count))
@@ -59,6 +59,9 @@ impl<G: RelayGate> AtWork<'_, G> {
                         {
                             slot.end = Some(end);
                         }
+                    }
+                    for slot in self.slots.values_mut() {
+                        slot.silent = silent.contains(&slot.at);
                     }
                 }
                 Event::TopicId { topic, id } => self.identified(topic, id),

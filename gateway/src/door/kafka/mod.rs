@@ -68,8 +68,8 @@ pub trait RelayGate: Send + Sync + 'static {
     fn arrival_us(&self) -> i64;
     /// The lanes, always the same ones; a partition keeps its lane.
     fn lanes(&self) -> &[LaneHandle];
-    /// These shards have records to come that were not settled yet: they are not idle (P11). Said again every second and more often,
-    /// until they have none.
+    /// These and no other shards of the relay have records to come that were not settled yet: they are not idle (P11), until this is
+    /// said anew.
     fn awaits(&self, shards: &[ShardId]) {
         let _ = shards;
     }

@@ -100,6 +100,7 @@ pub(super) fn main<G: RelayGate>(
         None => info!(route, "the relay has stopped"),
         Some(reason) => error!(route, reason, "the relay has stopped"),
     }
+    gate.awaits(&[]);
     let mut status = shared.status.lock();
     status.partitions.clear();
     status.phase = Phase::Ended(reason);
@@ -281,9 +282,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         self.looked_at = now;
         let more: Vec<ShardId> =
             self.slots.values().filter(|slot| slot.has_more()).map(|slot| slot.shard.clone()).collect();
-        if !more.is_empty() {
-            self.gate.awaits(&more);
-        }
+        self.gate.awaits(&more);
     }
 
     /// Lets those wait that are far ahead, and those go on that are not any more.

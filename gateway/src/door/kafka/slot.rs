@@ -78,8 +78,10 @@ pub(super) struct Slot {
     pub(super) next: i64,
     /// Where it was placed.
     pub(super) from: i64,
-    /// All that can be read has been.
+    /// All that could be read has been, when the broker last said so.
     pub(super) ended: bool,
+    /// Its broker has not been heard of late: nobody knows what came since.
+    pub(super) silent: bool,
     /// The latest event time that was read, ms; none before the first record.
     pub(super) come_ms: Option<i64>,
     /// It is far ahead of others, and is not read until they have followed.
@@ -113,6 +115,7 @@ impl Slot {
             next: 0,
             from: 0,
             ended: false,
+            silent: false,
             come_ms: None,
             waits: false,
             durable: None,
@@ -131,6 +134,7 @@ impl Slot {
             State::Leaving => false,
             State::Reading => {
                 !self.ended
+                    || self.silent
                     || self.waits
                     || self.durable.map_or(self.from, |to| to.max(self.from)) < self.next
             }

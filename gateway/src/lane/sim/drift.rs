@@ -1,7 +1,11 @@
 //! Shards whose event times are far apart (P11).
 
-use super::rig::{BASE_MS, Relay, Rig, counted, json, pass};
-use crate::lane::sim::door::Topic;
+use super::{
+    door::Topic,
+    faults::DeliverFault,
+    rig::{BASE_MS, Relay, Rig, counted, json, outcome, pass, spawn_call},
+};
+use crate::outcome::Outcome;
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -97,16 +101,16 @@ async fn p11_a_partition_with_a_backlog_is_never_idle_and_one_without_is() {
     relay.push(0, &at("a", old));
     relay.push(1, &at("b", old));
     relay.settled(1, 1).await;
-    let awaited = [super::door::shard_of(1).as_str().into()];
+    relay.gate.awaits(&[super::door::shard_of(1).as_str().into()]);
     for minute in 1..=300 {
         relay.push(0, &at(&format!("a{minute}"), old + minute * 60_000));
-        relay.gate.awaits(&awaited);
         pass(1_000).await;
     }
     relay.push(1, &at("b late", old + 1));
     relay.settled(1, 2).await;
     assert_eq!(counted(&relay.gate).get("dead_lettered"), None);
     // Now nothing is to come, and the others go on.
+    relay.gate.awaits(&[]);
     for record in 1..=100 {
         relay.push(0, &at(&format!("later{record}"), BASE_MS + record * 2_500));
         pass(1_000).await;
@@ -118,6 +122,36 @@ async fn p11_a_partition_with_a_backlog_is_never_idle_and_one_without_is() {
     relay.push(1, &at("b in time", now - 9_000));
     relay.settled(1, 4).await;
     assert_eq!(counted(&relay.gate).get("dead_lettered"), Some(&1), "within the lateness of the others");
+}
+
+/// A caller's record was with a sink that did not answer. The relay went on, the callers' shard counted as idle meanwhile, and the
+/// record, which was not applied, was late when it was tried again.
+#[tokio::test(start_paused = true)]
+async fn p11_a_callers_record_at_the_sink_for_longer_than_idle_after_is_not_late() {
+    let rig = rig(35);
+    let relay = Relay::start(&rig, "a", (1, 1), 1).await;
+    let old = BASE_MS - HOUR_MS;
+    assert_eq!(outcome(&relay.gate, &at("first", old)).await, Outcome::Written);
+    relay.push(0, &at("r", old));
+    relay.settled(0, 1).await;
+    rig.delay(90_000, 0);
+    rig.script([DeliverFault::NotAppliedKept]);
+    let waits = spawn_call(&relay.gate, &at("slow", old));
+    pass(100).await;
+    for second in 1..=85 {
+        relay.push(0, &at(&format!("r{second}"), old + second * 30_000));
+        pass(1_000).await;
+    }
+    relay.settled(0, 86).await;
+    pass(20_000).await;
+    drop(waits);
+    assert_eq!(outcome(&relay.gate, &at("slow", old)).await, Outcome::Duplicate, "it was written");
+    // Once it has its outcome it holds nobody up.
+    for second in 1..=60 {
+        relay.push(0, &at(&format!("s{second}"), BASE_MS + second * 1_000));
+        pass(1_000).await;
+    }
+    assert_eq!(outcome(&relay.gate, &at("late", old)).await, Outcome::Late);
 }
 
 /// A topic was deleted and made again: its shard begins anew, and knows what came through the old one.

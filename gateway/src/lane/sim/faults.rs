@@ -64,6 +64,8 @@ pub(super) struct Faults {
     pub(super) calls: VecDeque<(Call, CallFault)>,
     /// Delays of the next deliveries, before and after they apply, ms.
     pub(super) delays: VecDeque<(u64, u64)>,
+    /// A page of marks takes so long, ms.
+    pub(super) page_ms: u64,
 }
 
 impl Faults {
@@ -74,6 +76,7 @@ impl Faults {
             script: VecDeque::new(),
             calls: VecDeque::new(),
             delays: VecDeque::new(),
+            page_ms: 0,
         }
     }
 

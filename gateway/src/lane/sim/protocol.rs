@@ -82,6 +82,48 @@ async fn p3_an_idle_lane_lives_on_beside_a_busy_one() {
     assert_eq!(rig.db().commits.len(), 200);
 }
 
+/// An owner that learnt many facts from the sink, at its start or after the sink had gone back, was not heard for longer than
+/// `STALE_OWNER_MS`: another instance took its shards, and was not heard either while it learnt.
+#[tokio::test(start_paused = true)]
+async fn p3_an_owner_that_learns_for_long_lives_on() {
+    let rig = Rig::listed(5);
+    let first = rig.gate("a", (2, 0)).await;
+    for at in 0..60 {
+        assert_eq!(outcome(&first, &plain(&format!("k{at}"), "v")).await, Outcome::Written);
+    }
+    let lives = async |ms: u64| {
+        for _ in 0..ms / 250 {
+            pass(250).await;
+            let db = rig.db();
+            let callers = db.shards.iter().filter(|(shard, _)| shard.starts_with("http/"));
+            let oldest = callers.map(|(_, row)| row.heartbeat.elapsed()).max().unwrap();
+            assert!(oldest < Duration::from_secs(5), "a shard's owner looks dead: {oldest:?}");
+        }
+    };
+    let snapshot = rig.db();
+    assert_eq!(outcome(&first, &plain("last", "v")).await, Outcome::Written);
+    // The sink goes back by a batch: all is learnt again.
+    {
+        let mut world = rig.world.lock();
+        world.db = snapshot;
+        world.went_back += 1;
+        world.faults.page_ms = 1_000;
+        world.connections.clear();
+    }
+    lives(60_000).await;
+    assert_eq!(*first.inside().history.read(), 1, "the store was rebuilt");
+    assert_eq!(outcome(&first, &plain("k1", "v")).await, Outcome::Duplicate);
+    first.crash();
+    let second = rig.gate("b", (2, 0));
+    tokio::pin!(second);
+    assert!(timeout(Duration::from_secs(10), &mut second).await.is_err(), "it learns");
+    tokio::select! {
+        () = lives(15_000) => {}
+        _ = &mut second => panic!("it has learnt all already"),
+    }
+    assert_eq!(outcome(&second.await, &plain("k1", "v")).await, Outcome::Duplicate);
+}
+
 /// Two instances of a relay could not run at once: each wanted callers' shards that it had no use for.
 #[tokio::test(start_paused = true)]
 async fn p3_two_instances_share_the_partitions_of_a_route() {

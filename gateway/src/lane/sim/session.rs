@@ -331,6 +331,10 @@ impl Session for FakeSession {
     async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError> {
         let fault = self.begin(Call::Look).await?;
         self.need_connection()?;
+        let page_ms = self.world.lock().faults.page_ms;
+        if page_ms > 0 {
+            sleep(Duration::from_millis(page_ms)).await;
+        }
         let page = self
             .world
             .lock()
