@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Passes all tests on a fresh Debian machine with Rust: installs what they need, servers included, then builds, lints and tests.
 #   ./test.sh            everything
-#   ./test.sh --quick    without the live tests (no Postgres, no Kafka, nothing installed beyond a C compiler)
+#   ./test.sh --quick    without the live tests (no Postgres, no Kafka, no Redis, nothing installed beyond a C compiler)
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -67,6 +67,7 @@ missing_packages() {
     ls /usr/include/zlib.h >/dev/null 2>&1 || echo zlib1g-dev
     $quick && return
     ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || echo postgresql
+    command -v redis-server >/dev/null || echo redis-server
     java -version >/dev/null 2>&1 || echo default-jre-headless
     [ -d "$kafka_jars" ] || command -v mvn >/dev/null || echo maven
 }

@@ -13,6 +13,8 @@ pub mod kafka;
 pub mod kafka_sink;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "registry")]
 pub mod registry;
 pub mod schema;

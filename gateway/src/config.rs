@@ -9,6 +9,8 @@ mod format;
 mod kafka_sink;
 mod naming;
 mod read;
+#[cfg(feature = "redis")]
+mod redis_sink;
 mod relay;
 mod route;
 mod server;

@@ -350,6 +350,13 @@ pub(crate) fn sink_of(
             let sink = adapters::kafka_sink::KafkaSink::new(config).map_err(|misfit| misfit.to_string())?;
             Ok(Arc::new(sink.fenced_by(seat.clone())))
         }
+        #[cfg(feature = "redis")]
+        Target::Redis(config) => {
+            let all = |misfits: Vec<adapters::sink::Misfit>| {
+                misfits.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            };
+            Ok(Arc::new(adapters::redis::RedisSink::new((**config).clone()).map_err(all)?))
+        }
         #[cfg(not(feature = "postgres"))]
         Target::Postgres { .. } => {
             Err("this build leaves Postgres out; build with the feature `postgres`".into())

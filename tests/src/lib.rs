@@ -6,6 +6,7 @@ pub mod conformance;
 pub mod gateway;
 pub mod http_client;
 pub mod proxy;
+pub mod redis_proxy;
 pub mod route;
 pub mod servers;
 pub mod workload;

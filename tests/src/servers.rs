@@ -1,12 +1,14 @@
-//! Real servers on loopback, in temporary folders, stopped by their own pid: [`Postgres`] and [`Kafka`]; and a stand-in for
+//! Real servers on loopback, in temporary folders, stopped by their own pid: [`Postgres`], [`Kafka`] and [`Redis`]; and a stand-in for
 //! a schema [`Registry`].
 
 mod committed;
 mod kafka;
 mod postgres;
+mod redis;
 mod registry;
 
 pub use committed::{Committed, committed};
 pub use kafka::{Kafka, Produced};
 pub use postgres::Postgres;
+pub use redis::{Hashes, Redis};
 pub use registry::Registry;

@@ -1,9 +1,10 @@
-//! Every sink against the one list of cases in `oncegate_tests::conformance`. Postgres runs as a server of the tests' own.
+//! Every sink against the one list of cases in `oncegate_tests::conformance`. Postgres and Redis run as servers of the tests'
+//! own.
 
 use oncegate_tests::{
     appending_conformance_cases,
-    conformance::{self, folders::Folders, targets},
-    conformance_cases,
+    conformance::{self, folders::Folders, redis::Databases, targets},
+    conformance_cases, keyed_conformance_cases,
 };
 
 macro_rules! tests {
@@ -27,6 +28,13 @@ mod postgres {
     use super::*;
 
     conformance_cases!(tests, targets::Live);
+}
+
+/// Other misfits than those of tables are in the sink's own tests.
+mod redis {
+    use super::*;
+
+    keyed_conformance_cases!(tests, Databases);
 }
 
 /// Files keep no rows that others could meet: of the other cases, those with upserts, deletes, columns and constraints are no questions

@@ -16,7 +16,7 @@ pub struct SinkConfig {
     pub name: String,
     /// What it is.
     pub target: Target,
-    /// The table's name, with its schema, if any, for Postgres; or the topic's; or the folder.
+    /// The table's name, with its schema, if any, for Postgres; or the topic's; or the folder; or the prefix.
     pub table: String,
     /// How a row meets the row that is there.
     pub mode: Mode,
@@ -56,6 +56,9 @@ pub enum Target {
     /// A topic, but for what its route says.
     #[cfg(feature = "kafka")]
     Kafka(Box<adapters::kafka_sink::KafkaSinkConfig>),
+    /// Hashes of a Redis server.
+    #[cfg(feature = "redis")]
+    Redis(Box<adapters::redis::RedisConfig>),
 }
 
 impl SinkConfig {
@@ -88,6 +91,17 @@ impl SinkConfig {
             Target::Files(_) => false,
             #[cfg(feature = "kafka")]
             Target::Kafka(_) => false,
+            #[cfg(feature = "redis")]
+            Target::Redis(_) => true,
+        }
+    }
+
+    /// Records of one batch at most.
+    pub fn most_records(&self) -> i64 {
+        match &self.target {
+            #[cfg(feature = "redis")]
+            Target::Redis(_) => adapters::redis::MAX_ROWS as i64,
+            _ => 1_000_000,
         }
     }
 
@@ -113,17 +127,18 @@ impl SinkConfig {
 }
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 8] =
-    ["clickhouse", "doris", "duckdb", "elasticsearch", "http", "opensearch", "redis", "starrocks"];
+const LATER: [&str; 7] =
+    ["clickhouse", "doris", "duckdb", "elasticsearch", "http", "opensearch", "starrocks"];
 
 /// Those that it has.
-const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\" or \"files\"";
+const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\" or \"files\"";
 
 #[derive(Clone, Copy)]
 enum Type {
     Postgres,
     Sqlite,
     Kafka,
+    Redis,
     Files,
     Later,
 }
@@ -138,16 +153,27 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         ("postgres", Type::Postgres),
         ("sqlite", Type::Sqlite),
         ("kafka", Type::Kafka),
+        ("redis", Type::Redis),
         ("files", Type::Files),
     ];
     let kind = item.choice(&types).unwrap_or(Type::Later);
-    #[cfg_attr(not(feature = "kafka"), expect(unused_mut, reason = "only a topic is fitted to the mode"))]
+    #[cfg_attr(
+        not(any(feature = "kafka", feature = "redis")),
+        expect(unused_mut, reason = "only what has no columns of its own is fitted to the mode")
+    )]
     let mut target = match kind {
         #[cfg(feature = "kafka")]
         Type::Kafka => super::kafka_sink::kafka(&section).map(|config| Target::Kafka(Box::new(config))),
         #[cfg(not(feature = "kafka"))]
         Type::Kafka => {
             item.fault("this build leaves Kafka out", "build with the feature `kafka`");
+            return None;
+        }
+        #[cfg(feature = "redis")]
+        Type::Redis => super::redis_sink::redis(&section).map(|config| Target::Redis(Box::new(config))),
+        #[cfg(not(feature = "redis"))]
+        Type::Redis => {
+            item.fault("this build leaves Redis out", "build with the feature `redis`");
             return None;
         }
         Type::Postgres => postgres(&section, &item),
@@ -160,6 +186,7 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         // Asked for with the rest of what names it.
         Type::Kafka => section.item("topic"),
         Type::Files => section.item("folder"),
+        Type::Redis => section.item("prefix"),
         _ => section.required("table", "\"NAME\""),
     };
     let table = named.and_then(|item| {
@@ -179,6 +206,8 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
     let version = version_item.as_ref().and_then(Item::text);
     if let Type::Files = kind {
         only_appended_to(mode, [&mode_item, &row_key_item, &version_item]);
+    } else if matches!(kind, Type::Redis) && row_key_item.is_none() {
+        section.fault("`row_key` is missing: a row in Redis is at a key", "add row_key = [\"COLUMN\"]");
     } else if mode != Mode::Insert && row_key_item.is_none() {
         section.fault(
             "`row_key` is missing: this mode finds the row that is there by it",
@@ -211,6 +240,10 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
     #[cfg(feature = "kafka")]
     if let Some(Target::Kafka(config)) = &mut target {
         super::kafka_sink::fit(&section, mode_item.as_ref(), mode, &row_key, config);
+    }
+    #[cfg(feature = "redis")]
+    if let Some(Target::Redis(config)) = &mut target {
+        super::redis_sink::fit(&section, mode, &row_key, version.as_ref(), config);
     }
     section.close();
     Some(SinkConfig { name, target: target?, table: table?, mode, row_key, version })

@@ -15,6 +15,7 @@ const EXAMPLE: &str = include_str!("../../../docs/oncegate.example.toml");
 fn environment(name: &str) -> Option<String> {
     match name {
         "DATABASE_URL" => Some("postgres://app:hunter2@127.0.0.1:5432/app".into()),
+        "REDIS_URL" => Some("redis://app:hunter2@127.0.0.1:6379/0".into()),
         "TOKEN" => Some("0123456789abcdef".into()),
         "NUMBER" => Some("7".into()),
         _ => None,
@@ -49,7 +50,7 @@ fn route_error(options: &str, relay: bool) -> String {
 }
 
 #[test]
-#[cfg(all(feature = "kafka", feature = "postgres"))]
+#[cfg(all(feature = "kafka", feature = "postgres", feature = "redis"))]
 fn the_example_loads_and_shows_the_defaults() {
     let example = load(EXAMPLE, environment).unwrap_or_else(|errors| panic!("{errors:#?}"));
     let orders = &example.routes["orders"];
@@ -388,6 +389,49 @@ fn a_kafka_sink_is_checked_whole() {
     let verify =
         sink("row_key = [\"id\"]").replace("key = \"/id\"", "key = \"/id\"\nlate = \"verify-in-sink\"");
     assert!(errors(&verify)[0].contains("has no rows to look into"), "{:?}", errors(&verify));
+}
+
+#[test]
+#[cfg(feature = "redis")]
+fn a_redis_sink_names_its_columns_and_its_row_key() {
+    use adapters::redis::{Durability, Kind};
+    const COLUMNS: &str = "columns = { id = \"text\", v = \"integer\", n = \"number\" }\n";
+    const KEY: &str = "row_key = [\"id\"]\n";
+    let sink = |lines: &str| {
+        let named = "[sinks.s]\ntype = \"redis\"\nurl = \"redis://u:hunter2@h:1/2\"\nprefix = \"p:\"\n";
+        format!("[routes.r]\nsink = \"s\"\nkey = \"/id\"\n{named}{lines}\n")
+    };
+    let lines = format!(
+        "{KEY}{COLUMNS}mode = \"upsert-if-newer\"\nversion = \"v\"\ndurability = \"always\"\nwait_replicas = 2"
+    );
+    let loaded = load(&sink(&lines), environment).unwrap();
+    assert!(!format!("{loaded:?}").contains("hunter2"));
+    let crate::config::Target::Redis(config) = loaded.sinks["s"].target.clone() else { panic!("{loaded:?}") };
+    assert_eq!((config.mode, config.row_key.as_slice()), (Mode::UpsertIfNewer, &["id".to_owned()][..]));
+    assert_eq!((config.durability, config.wait_replicas), (Durability::Always, 2));
+    assert!(config.columns.contains(&("n".to_owned(), Kind::Number)));
+    for (lines, says) in [
+        (COLUMNS.to_owned(), "`row_key` is missing"),
+        (KEY.to_owned(), "`columns` is missing"),
+        (format!("{KEY}columns = {{ id = \"bigint\" }}"), "\"text\""),
+        (format!("{KEY}{COLUMNS}mode = \"upsert-if-newer\""), "`version` is missing"),
+        (format!("{KEY}{COLUMNS}mode = \"upsert-if-newer\"\nversion = \"n\""), "no order"),
+        (format!("row_key = [\"n\"]\n{COLUMNS}"), "written differently"),
+        (format!("row_key = [\"x\"]\n{COLUMNS}"), "none of the columns"),
+        (format!("{KEY}{COLUMNS}table = \"t\""), "unknown key \"table\""),
+        (format!("{KEY}{COLUMNS}durability = \"sure\""), "\"everysec\""),
+        (format!("{KEY}{COLUMNS}max_row_size = \"1B\""), "max_row_size"),
+    ] {
+        let errors = errors(&sink(&lines));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
+    }
+    let prefix = sink(&format!("{KEY}{COLUMNS}")).replace("\"p:\"", "\"oncegate:\"");
+    assert!(errors(&prefix)[0].contains("own keys"), "{:?}", errors(&prefix));
+    let url = sink(&format!("{KEY}{COLUMNS}")).replace("redis://u:hunter2@h", "http://u:hunter2@h");
+    assert!(errors(&url)[0].contains("neither redis://") && !errors(&url)[0].contains("hunter2"));
+    let batch = sink(&format!("{KEY}{COLUMNS}"))
+        .replace("key = \"/id\"", "key = \"/id\"\nbatch = { max_records = 50001 }");
+    assert!(errors(&batch)[0].contains("50000"), "{:?}", errors(&batch));
 }
 
 #[test]

@@ -274,12 +274,13 @@ pub async fn what_cannot_be_kept_is_a_bad_value<T: Target>(target: &T) {
         (3, "{\"a\": 1}"),
         (3, "\"\\udc00\""),
     ];
-    for (column, json) in bad {
+    let names = ["id", "version", "amount", "note"];
+    for (column, json) in bad.into_iter().filter(|(column, json)| !target.takes(names[*column], json)) {
         let mut values = good.map(Value::Json);
         values[column] = Value::Json(json);
         let (mut row, mut key) = (b"row".to_vec(), b"key".to_vec());
         let error = bed.encoder.encode(RowKind::Write, &values, &mut row, &mut key).expect_err(json);
-        assert_eq!(error.column, ["id", "version", "amount", "note"][column], "{json}: {error}");
+        assert_eq!(error.column, names[column], "{json}: {error}");
         assert!(!error.column_type.is_empty() && !error.reason.is_empty(), "{json}: {error}");
         assert_eq!((row.as_slice(), key.as_slice()), (&b"row"[..], &b"key"[..]), "{json}");
     }
