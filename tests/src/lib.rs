@@ -3,6 +3,7 @@
 
 pub mod child;
 pub mod conformance;
+pub mod fleet;
 pub mod gateway;
 pub mod http_client;
 pub mod proxy;

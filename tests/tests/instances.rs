@@ -10,18 +10,18 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
     fmt::Write,
     time::{Duration, Instant},
 };
 
 use oncegate_tests::{
     eventually,
+    fleet::{Fault, Fleet},
     gateway::Gateway,
     route::OrdersRoute,
     servers::{Kafka, Postgres, Produced},
     workload::{
-        Change, Mode, Order, Workload, assert_each_effect_once, await_table, effects_of, now_us, orders_table,
+        Change, Mode, Workload, assert_each_effect_once, await_table, effects_of, now_us, orders_table,
     },
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -29,11 +29,6 @@ use tokio_postgres::Client;
 
 const PARTITIONS: u32 = 12;
 const COPIES: u32 = 20;
-/// The group's session is over after 6 s: who is frozen for longer has lost its partitions, and does not know.
-const FREEZE: Duration = Duration::from_secs(8);
-/// How long an instance is away after a kill.
-const AWAY: Duration = Duration::from_millis(1500);
-
 /// One drill.
 struct Drill {
     name: &'static str,
@@ -47,46 +42,6 @@ struct Drill {
     /// Brokers die in turn, too.
     brokers: bool,
     seed: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fault {
-    /// `kill -9`, and back after a while.
-    Kill,
-    /// The same, and the store is lost with it.
-    KillAndLoseStore,
-    /// SIGSTOP for longer than the session, then SIGCONT.
-    Freeze,
-    /// One more instance joins.
-    Join,
-    /// An instance leaves as an operator has it.
-    Leave,
-    /// A broker dies, and comes back after a while.
-    Broker,
-}
-
-/// What has to be made good again, and when.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Due {
-    Start(usize),
-    Thaw(usize),
-    Broker,
-}
-
-#[derive(PartialEq, Eq, Clone, Copy, Debug)]
-enum Is {
-    Running,
-    Frozen,
-    Away,
-}
-
-struct Fleet<'a> {
-    kafka: &'a Kafka,
-    members: Vec<(Gateway, Is)>,
-    due: Vec<(Instant, Due)>,
-    brokers_down: bool,
-    next_broker: usize,
-    done: BTreeMap<String, usize>,
 }
 
 impl Drill {
@@ -126,20 +81,12 @@ impl Drill {
         let workload = Workload::generate(self.mode, self.seed, self.records, COPIES, now_us());
         let model = workload.model();
         let brokers = kafka.brokers();
-        let members = (0..4)
-            .map(|member| (Gateway::new(&self.config(&postgres.url(self.name), &brokers, member)), Is::Away))
-            .collect();
-        let mut fleet =
-            Fleet { kafka, members, due: vec![], brokers_down: false, next_broker: 0, done: BTreeMap::new() };
-        for member in 0..3 {
-            fleet.start(member);
-        }
-        for (member, _) in &mut fleet.members[..3] {
-            member.ready(Duration::from_secs(60)).await;
-        }
+        let url = postgres.url(self.name);
+        let members = (0..4).map(|member| Gateway::new(&self.config(&url, &brokers, member))).collect();
+        let mut fleet = Fleet::new(kafka, members).await;
         let begun = Instant::now();
         let mut random = StdRng::seed_from_u64(self.seed);
-        let faults = self.faults();
+        let faults = Fault::in_turn(self.faults, self.brokers);
         let share = self.records / faults.len();
         for (round, fault) in faults.iter().enumerate() {
             let until = if round + 1 == faults.len() { self.records } else { (round + 1) * share };
@@ -147,175 +94,26 @@ impl Drill {
             // What comes before the fault comes again after it: copies whose first was written, or is on its way, or was not
             // even read when its partition moved.
             let (before, after) = slice.split_at(slice.len() * 2 / 3);
-            self.produce(fleet.kafka, before);
+            self.produce(kafka, before);
             tokio::time::sleep(Duration::from_millis(random.random_range(100..600))).await;
             fleet.strike(*fault, &mut random).await;
-            self.produce(fleet.kafka, &before[before.len() - before.len().min(share / 5)..]);
-            self.produce(fleet.kafka, after);
-            let pause = Duration::from_millis(random.random_range(1000..2500));
-            let next = Instant::now() + pause;
-            while Instant::now() < next {
-                fleet.make_good();
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+            self.produce(kafka, &before[before.len() - before.len().min(share / 5)..]);
+            self.produce(kafka, after);
+            fleet.pass(Duration::from_millis(random.random_range(1000..2500))).await;
         }
-        while !fleet.due.is_empty() {
-            fleet.make_good();
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        fleet.recover().await;
         println!("{}: {:?} within {:?}", self.name, fleet.done, begun.elapsed());
         await_table(&table, "orders", &model, Duration::from_secs(180)).await;
         println!("{}: all of {} records after {:?}", self.name, self.records, begun.elapsed());
-        fleet.offsets_follow(self.name).await;
+        fleet.offsets_follow(self.name, PARTITIONS.cast_signed()).await;
         assert_each_effect_once(&table, "orders").await;
         assert_in_order(&table).await;
-        fleet.assert_struck(self, &model).await;
-    }
-
-    /// Each kind in turn.
-    fn faults(&self) -> Vec<Fault> {
-        use Fault::{Broker, Freeze, Join, Kill, KillAndLoseStore, Leave};
-        let turn: &[Fault] = if self.brokers {
-            &[Kill, Broker, Freeze, Broker, Join, Broker, KillAndLoseStore, Broker, Leave]
-        } else {
-            &[Freeze, Kill, Join, KillAndLoseStore, Freeze, Leave]
-        };
-        turn.iter().copied().cycle().take(self.faults).collect()
+        fleet.assert_struck(self.name, self.faults).await;
     }
 
     fn produce(&self, kafka: &Kafka, changes: &[Change]) {
         let records: Vec<Produced> = changes.iter().map(|change| change.produced(PARTITIONS)).collect();
         kafka.produce(self.name, records);
-    }
-}
-
-impl Fleet<'_> {
-    fn start(&mut self, member: usize) {
-        self.members[member].0.spawn();
-        self.members[member].1 = Is::Running;
-    }
-
-    /// One of those that run, if so many stay.
-    fn pick(&self, random: &mut StdRng) -> Option<usize> {
-        let running: Vec<usize> =
-            (0..self.members.len()).filter(|at| self.members[*at].1 == Is::Running).collect();
-        (running.len() > 1).then(|| running[random.random_range(0..running.len())])
-    }
-
-    async fn strike(&mut self, fault: Fault, random: &mut StdRng) {
-        let now = Instant::now();
-        match fault {
-            Fault::Kill | Fault::KillAndLoseStore => {
-                let Some(member) = self.pick(random) else { return };
-                self.members[member].0.kill();
-                if fault == Fault::KillAndLoseStore {
-                    self.members[member].0.delete_store();
-                }
-                self.members[member].1 = Is::Away;
-                self.due.push((now + AWAY, Due::Start(member)));
-            }
-            Fault::Freeze => {
-                let Some(member) = self.pick(random) else { return };
-                self.members[member].0.freeze();
-                self.members[member].1 = Is::Frozen;
-                self.due.push((now + FREEZE, Due::Thaw(member)));
-            }
-            Fault::Join => {
-                let promised = |at: usize| self.due.iter().any(|(_, due)| *due == Due::Start(at));
-                let away =
-                    (0..self.members.len()).find(|at| self.members[*at].1 == Is::Away && !promised(*at));
-                let Some(member) = away else { return };
-                self.start(member);
-            }
-            Fault::Leave => {
-                let Some(member) = self.pick(random) else { return };
-                let ended = self.members[member].0.terminate().await;
-                assert!(ended.success(), "{}", self.members[member].0.log_tail(20));
-                self.members[member].1 = Is::Away;
-                if (0..self.members.len()).filter(|at| self.members[*at].1 != Is::Away).count() < 3 {
-                    self.due.push((now + AWAY, Due::Start(member)));
-                }
-            }
-            Fault::Broker => {
-                if self.brokers_down {
-                    return;
-                }
-                self.kafka.kill_broker(self.next_broker);
-                self.next_broker = (self.next_broker + 1) % 3;
-                self.brokers_down = true;
-                self.due.push((now + AWAY, Due::Broker));
-            }
-        }
-        *self.done.entry(format!("{fault:?}")).or_default() += 1;
-    }
-
-    /// What is due now.
-    fn make_good(&mut self) {
-        let now = Instant::now();
-        let (due, later) = self.due.drain(..).partition(|(at, _)| *at <= now);
-        self.due = later;
-        let due: Vec<(Instant, Due)> = due;
-        for (_, due) in due {
-            match due {
-                Due::Start(member) => self.start(member),
-                Due::Thaw(member) => {
-                    self.members[member].0.thaw();
-                    self.members[member].1 = Is::Running;
-                }
-                Due::Broker => {
-                    self.kafka.run();
-                    self.brokers_down = false;
-                }
-            }
-        }
-    }
-
-    async fn offsets_follow(&self, topic: &str) {
-        let partitions = PARTITIONS.cast_signed();
-        eventually("committed offsets at the end", Duration::from_secs(60), async || {
-            let (ends, committed) =
-                (self.kafka.ends(topic, partitions), self.kafka.committed(topic, partitions, topic));
-            if ends == committed { Ok(()) } else { Err(format!("{committed:?} of {ends:?}")) }
-        })
-        .await;
-    }
-
-    /// The drill did what it is for: partitions moved, and who froze found that out. Not each time: a member may have had no partition
-    /// then, or be killed before it has its answer.
-    async fn assert_struck(&mut self, drill: &Drill, model: &BTreeMap<String, Order>) {
-        assert!(!model.is_empty());
-        let logs: Vec<String> = self.members.iter().map(|(member, _)| member.log()).collect();
-        let lines = |words: &[&str]| -> usize {
-            let has = |line: &&str| words.iter().all(|word| line.contains(word));
-            logs.iter().map(|log| log.lines().filter(has).count()).sum()
-        };
-        let counted = [
-            ("assigned", lines(&["partitions are assigned"])),
-            ("lost", lines(&["partitions are taken back", "lost=true"])),
-            ("fenced", lines(&["fenced"])),
-            ("facts learnt", lines(&["learnt facts from the sink's marks"])),
-            ("not confirmed", lines(&["does not confirm this member"])),
-        ];
-        println!("{}: {counted:?}", drill.name);
-        assert!(counted[0].1 > drill.faults / 2, "{counted:?}");
-        assert!(counted[1].1 + counted[2].1 + counted[4].1 > 0, "{counted:?}");
-        assert!(counted[3].1 > 0, "{counted:?}");
-        let duplicates = {
-            let mut sum = 0.0;
-            for (member, is) in &self.members {
-                if *is == Is::Running {
-                    let found = member.metric("oncegate_records_total", &["outcome=\"duplicate\""]).await;
-                    sum += found.unwrap_or(0.0);
-                }
-            }
-            sum
-        };
-        assert!(duplicates > 0.0);
-        for (member, is) in &mut self.members {
-            if *is == Is::Running {
-                assert!(member.exited().is_none(), "{}", member.log_tail(20));
-            }
-        }
     }
 }
 

@@ -1,4 +1,8 @@
 //! Whole gateways from Kafka to Kafka: each event once, in order within its key, through kills, freezes and an empty store.
+//!
+//! ```text
+//! cargo test -p oncegate-tests --test kafka_to_kafka -- --ignored --nocapture drill_of_a_million_into_kafka
+//! ```
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -7,6 +11,7 @@ use std::{
 
 use oncegate_tests::{
     eventually,
+    fleet::{Fault, Fleet},
     gateway::Gateway,
     servers::{Committed, Kafka, Produced, committed},
     workload::now_us,
@@ -14,26 +19,29 @@ use oncegate_tests::{
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const PARTITIONS: i32 = 4;
+/// In a hundred.
+const COPIES: u32 = 20;
 
 /// Events of some entities, each with a number of its own; copies follow within a few hundred records, in the same partition.
 struct Source {
     topic: &'static str,
     records: Vec<Produced>,
+    partitions: i32,
     events: usize,
     produced: usize,
 }
 
 impl Source {
-    async fn new(kafka: &Kafka, topic: &'static str, count: usize, copies: u32, seed: u64) -> Self {
-        kafka.topic(topic, PARTITIONS).await;
-        kafka.topic(&format!("{topic}-out"), PARTITIONS).await;
+    async fn new(kafka: &Kafka, topic: &'static str, partitions: i32, count: usize, seed: u64) -> Self {
+        kafka.topic(topic, partitions).await;
+        kafka.topic(&format!("{topic}-out"), partitions).await;
         let mut random = StdRng::seed_from_u64(seed);
         let now_ms = now_us() / 1000;
         let mut records: Vec<Produced> = Vec::with_capacity(count);
         let mut events = 0;
         while records.len() < count {
             let back = random.random_range(1..500).min(records.len());
-            if back > 0 && random.random_ratio(copies, 100) {
+            if back > 0 && random.random_ratio(COPIES, 100) {
                 records.push(records[records.len() - back].clone());
                 continue;
             }
@@ -41,7 +49,7 @@ impl Source {
             let payload =
                 format!("{{\"id\":{events},\"entity\":\"e{entity}\",\"pad\":\"{:0>80}\"}}", events * 7);
             records.push(Produced {
-                partition: entity % PARTITIONS,
+                partition: entity % partitions,
                 key: Some(format!("e{entity}").into_bytes()),
                 payload: Some(payload.into_bytes()),
                 headers: vec![("number", events.to_string())],
@@ -49,7 +57,7 @@ impl Source {
             });
             events += 1;
         }
-        Self { topic, records, events, produced: 0 }
+        Self { topic, partitions, records, events, produced: 0 }
     }
 
     fn produce(&mut self, kafka: &Kafka, until: usize) {
@@ -63,9 +71,9 @@ impl Source {
 
     /// Sink, route and relay.
     fn config(&self, kafka: &Kafka, further: &str) -> String {
-        let (brokers, topic) = (kafka.brokers(), self.topic);
+        let (brokers, topic, partitions) = (kafka.brokers(), self.topic, self.partitions);
         format!(
-            "[sinks.{topic}]\ntype = \"kafka\"\nbrokers = \"{brokers}\"\ntopic = \"{topic}-out\"\nmarks_partitions = {PARTITIONS}\n\
+            "[sinks.{topic}]\ntype = \"kafka\"\nbrokers = \"{brokers}\"\ntopic = \"{topic}-out\"\nmarks_partitions = {partitions}\n\
              options = {{ \"broker.address.family\" = \"v4\" }}\n\n\
              [routes.{topic}]\nsink = \"{topic}\"\nkey = \"/id\"\nevent_time = {{ kafka = \"timestamp\" }}\nwindow = \"24h\"\n\
              lateness = \"1h\"\nbatch = {{ max_records = 2000 }}\n{further}\n\
@@ -112,7 +120,7 @@ impl Source {
     async fn await_all(&self, kafka: &Kafka, patience: Duration) {
         let out = self.out();
         eventually("all events", patience, async || {
-            let ends: i64 = kafka.ends(&out, PARTITIONS).iter().sum();
+            let ends: i64 = kafka.ends(&out, self.partitions).iter().sum();
             if (ends as usize) < self.events.min(self.produced) / 2 {
                 return Err(format!("the log ends at {ends}"));
             }
@@ -123,8 +131,8 @@ impl Source {
 
     async fn await_offsets(&self, kafka: &Kafka) {
         eventually("committed offsets at the end", Duration::from_secs(60), async || {
-            let ends = kafka.ends(self.topic, PARTITIONS);
-            let committed = kafka.committed(self.topic, PARTITIONS, self.topic);
+            let ends = kafka.ends(self.topic, self.partitions);
+            let committed = kafka.committed(self.topic, self.partitions, self.topic);
             if ends == committed { Ok(()) } else { Err(format!("{committed:?} of {ends:?}")) }
         })
         .await;
@@ -136,7 +144,7 @@ async fn kafka_to_kafka_each_event_once_and_in_order_through_kills() {
     const ROUNDS: usize = 12;
     const RECORDS: usize = 120_000;
     let kafka = Kafka::shared();
-    let mut source = Source::new(kafka, "kills", RECORDS, 20, 5).await;
+    let mut source = Source::new(kafka, "kills", PARTITIONS, RECORDS, 5).await;
     let mut gateway = Gateway::new(&source.config(kafka, "lanes = { http = 0, relay = 2 }"));
     gateway.start().await;
     let mut random = StdRng::seed_from_u64(7);
@@ -176,7 +184,7 @@ async fn p13_a_frozen_relay_into_kafka_is_replaced_and_writes_nothing_when_it_go
     const ROUNDS: usize = 4;
     const RECORDS: usize = 60_000;
     let kafka = Kafka::shared();
-    let mut source = Source::new(kafka, "freezes", RECORDS, 20, 6).await;
+    let mut source = Source::new(kafka, "freezes", PARTITIONS, RECORDS, 6).await;
     let config = source.config(kafka, "lanes = { http = 0, relay = 2 }");
     let mut gateways = [Gateway::new(&config), Gateway::new(&config)];
     for gateway in &mut gateways {
@@ -203,4 +211,38 @@ async fn p13_a_frozen_relay_into_kafka_is_replaced_and_writes_nothing_when_it_go
         let strays = gateway.log().lines().filter(|line| line.contains("should have kept out")).count();
         assert_eq!(strays, 0, "{}", gateway.log_tail(40));
     }
+}
+
+/// Three brokers that die in turn, three instances and more that are killed, frozen, join and leave. `ONCEGATE_DRILL_RECORDS` and
+/// `ONCEGATE_DRILL_FAULTS` set other sizes.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes, and three JVMs: see the module"]
+async fn drill_of_a_million_into_kafka() {
+    let setting = |name: &str, otherwise: usize| {
+        std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
+    };
+    let records = setting("ONCEGATE_DRILL_RECORDS", 1_000_000);
+    let faults = Fault::in_turn(setting("ONCEGATE_DRILL_FAULTS", 36), true);
+    let kafka = Kafka::cluster(3);
+    let mut source = Source::new(&kafka, "million", 12, records, 84).await;
+    let config = source.config(&kafka, "lanes = { http = 0, relay = 2 }");
+    let mut fleet = Fleet::new(&kafka, (0..4).map(|_| Gateway::new(&config)).collect()).await;
+    let mut random = StdRng::seed_from_u64(84);
+    let begun = Instant::now();
+    for (round, fault) in faults.iter().enumerate() {
+        let (from, until) = (source.produced, records * (round + 1) / faults.len());
+        // A fault comes in the midst of records; some of their copies come after it.
+        source.produce(&kafka, from + (until - from) * 2 / 3);
+        fleet.pass(Duration::from_millis(random.random_range(100..600))).await;
+        fleet.strike(*fault, &mut random).await;
+        source.produce(&kafka, until);
+        fleet.pass(Duration::from_millis(random.random_range(1000..2500))).await;
+    }
+    fleet.recover().await;
+    println!("{:?} within {:?}", fleet.done, begun.elapsed());
+    source.await_all(&kafka, Duration::from_secs(300)).await;
+    println!("all of {records} records after {:?}", begun.elapsed());
+    fleet.offsets_follow(source.topic, source.partitions).await;
+    source.check(&committed(&kafka.brokers(), &source.out())).expect("as before");
+    fleet.assert_struck("million", faults.len()).await;
 }
