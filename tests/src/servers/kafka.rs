@@ -86,8 +86,44 @@ impl Kafka {
         })
     }
 
+    /// One broker that also listens on `port`, by TLS, to those who name themselves by SASL SCRAM-SHA-256; and the certificate that it
+    /// shows, as a PEM file.
+    pub fn with_scram_over_tls(port: u16, user: &str, password: &str) -> (Self, PathBuf) {
+        let keys = tempfile::Builder::new().prefix("oncegate-keys-").tempdir().expect("a temporary folder");
+        let (store, certificate) = (keys.path().join("broker.p12"), keys.path().join("broker.pem"));
+        let (store, certificate) = (store.display().to_string(), certificate.display().to_string());
+        let keytool = |arguments: &[&str]| {
+            let of =
+                ["-alias", "broker", "-storetype", "PKCS12", "-storepass", "changeit", "-keystore", &store];
+            let made = Command::new("keytool").args(arguments).args(of).output();
+            let made = made.expect("keytool comes with Java");
+            assert!(made.status.success(), "keytool: {}", String::from_utf8_lossy(&made.stdout));
+        };
+        let name = ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1"];
+        keytool(&[&["-genkeypair", "-keyalg", "RSA", "-validity", "2"][..], &name].concat());
+        keytool(&["-exportcert", "-rfc", "-file", &certificate]);
+        let scram = format!("SCRAM-SHA-256=[name=\"{user}\",password=\"{password}\"]");
+        let kafka = Self::formatted(1, &["--add-scram", &scram], |_, listeners| {
+            format!(
+                "listeners={listeners},SASL_SSL://127.0.0.1:{port}\n\
+                 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL\n\
+                 sasl.enabled.mechanisms=SCRAM-SHA-256\n\
+                 listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=\
+                 org.apache.kafka.common.security.scram.ScramLoginModule required;\n\
+                 ssl.keystore.type=PKCS12\nssl.keystore.password=changeit\nssl.keystore.location={store}\n"
+            )
+        });
+        let kept = kafka.path("broker.pem");
+        fs::copy(&certificate, &kept).expect("the certificate was made");
+        (kafka, kept)
+    }
+
     /// `count` brokers with further lines in their properties, made of a broker's number (from 0) and its listeners.
     pub fn with(count: usize, further: impl Fn(usize, &str) -> String) -> Self {
+        Self::formatted(count, &[], further)
+    }
+
+    fn formatted(count: usize, format: &[&str], further: impl Fn(usize, &str) -> String) -> Self {
         let folder =
             tempfile::Builder::new().prefix("oncegate-kafka-").tempdir().expect("a temporary folder");
         let nodes: Vec<Node> =
@@ -123,8 +159,8 @@ impl Kafka {
             );
             properties.push_str(&further(at, &listeners));
             fs::write(kafka.properties(at), properties).expect("the temporary folder can be written");
-            let arguments =
-                kafka.java(at, "kafka.tools.StorageTool", &["format", "-t", "b25jZWdhdGUtdGVzdHMtMQ", "-c"]);
+            let arguments = [&["format", "-t", "b25jZWdhdGUtdGVzdHMtMQ"], format, &["-c"]].concat();
+            let arguments = kafka.java(at, "kafka.tools.StorageTool", &arguments);
             let formatted = Command::new("java").args(&arguments).output();
             let formatted = formatted
                 .expect("Java is not installed: run ./test.sh once, it installs what the live tests need");

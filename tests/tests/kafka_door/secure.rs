@@ -36,6 +36,45 @@ async fn sasl_plain_signs_in_and_a_wrong_password_is_said_and_not_shown() {
     right.relay.stop().await;
 }
 
+/// Signs in by SCRAM over TLS; a broker whose certificate nobody vouches for, and a wrong password, are said with what to look at.
+/// `cargo test -p oncegate-tests --features kafka-tls --test kafka_door scram`
+#[cfg(feature = "kafka-tls")]
+#[tokio::test(flavor = "multi_thread")]
+async fn scram_over_tls_signs_in_and_what_is_wrong_is_said() {
+    let port = free_port();
+    let (kafka, certificate) = Kafka::with_scram_over_tls(port, "oncegate", "open-sesame");
+    kafka.topic("scram", 2).await;
+    kafka.produce("scram", numbers(2, 0..1000));
+    let as_user = |password: &str, certificate: Option<&std::path::Path>| {
+        let mut config = config(&kafka, "scram");
+        config.brokers = format!("127.0.0.1:{port}");
+        for (name, value) in [
+            ("security.protocol", "SASL_SSL"),
+            ("sasl.mechanisms", "SCRAM-SHA-256"),
+            ("sasl.username", "oncegate"),
+            ("sasl.password", password),
+        ] {
+            config.options.insert(name.to_owned(), value.to_owned());
+        }
+        if let Some(path) = certificate {
+            config.options.insert("ssl.ca.location".to_owned(), path.display().to_string());
+        }
+        config
+    };
+    let sink = Shared::default();
+    let unknown = instance(&sink, 1, as_user("open-sesame", None), RelayOptions::default());
+    let why = reason(&unknown.relay, "certificate").await;
+    assert!(!why.contains("open-sesame"), "{why}");
+    unknown.relay.stop().await;
+    let wrong = instance(&sink, 1, as_user("hunter2", Some(&certificate)), RelayOptions::default());
+    let why = reason(&wrong.relay, "refuses").await;
+    assert!(why.contains("Authentication") && !why.contains("hunter2"), "{why}");
+    wrong.relay.stop().await;
+    let right = instance(&sink, 1, as_user("open-sesame", Some(&certificate)), RelayOptions::default());
+    assert_whole(&kept(&sink, 1000).await, 0..1000);
+    right.relay.stop().await;
+}
+
 /// A broker that is not there is said with what the client library knows of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_does_not_answer_is_said_with_its_address() {

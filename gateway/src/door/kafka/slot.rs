@@ -78,6 +78,8 @@ pub(super) struct Slot {
     pub(super) next: i64,
     /// Where it was placed.
     pub(super) from: i64,
+    /// Offsets below it that are gone are counted.
+    pub(super) skipped_to: i64,
     /// All that could be read has been, when the broker last said so.
     pub(super) ended: bool,
     /// Its broker has not been heard of late: nobody knows what came since.
@@ -114,6 +116,7 @@ impl Slot {
             out_of_range: false,
             next: 0,
             from: 0,
+            skipped_to: 0,
             ended: false,
             silent: false,
             come_ms: None,
