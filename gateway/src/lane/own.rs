@@ -242,6 +242,7 @@ impl Lane {
                 return Err(fault.to_string());
             }
         };
+        self.tell_namesakes(&states).await;
         let (route, history) = (self.route.clone(), self.history);
         // In this lane's care beside its partitions.
         let callers = self.slots.values().filter(|shard| shard.is_callers());
@@ -289,6 +290,26 @@ impl Lane {
         // It owns something now that could have gone back (P6).
         self.route.sees(self.id, Sight::Clear(self.life.clone()));
         Ok(assigned)
+    }
+
+    /// Partitions that begin at their start although the sink has one of the same name in another cluster: perhaps the brokers are not
+    /// those that are meant. Best effort.
+    async fn tell_namesakes(&mut self, states: &[ShardState]) {
+        let new: Vec<&ShardId> =
+            states.iter().filter(|state| state.position.is_none()).map(|state| &state.shard).collect();
+        if new.is_empty() {
+            return;
+        }
+        let Ok(known) = self.session.shards("kafka/").await else { return };
+        for shard in new {
+            let namesake =
+                known.iter().find(|state| state.position.is_some() && same_partition(&state.shard, shard));
+            if let Some(ShardState { shard: namesake, position, .. }) = namesake {
+                warn!(route = %self.route.name, lane = self.id, %shard, %namesake, position,
+                    "the partition is read from its start; the sink has a position of a partition of the same name in another \
+                     cluster: see that `brokers` are those that you mean");
+            }
+        }
     }
 
     /// Keeps the counts of partitions with the shards; answers with those that were kept before. None if the sink cannot be asked.
@@ -530,6 +551,15 @@ impl Lane {
     }
 }
 
+/// Whether two shards are partitions of the same name in two clusters.
+fn same_partition(one: &str, other: &str) -> bool {
+    fn parts(shard: &str) -> Option<(&str, &str)> {
+        shard.strip_prefix("kafka/")?.split_once('/')
+    }
+    let (Some((cluster, name)), Some((another, namesake))) = (parts(one), parts(other)) else { return false };
+    name == namesake && cluster != another
+}
+
 /// Keeps the sources that are known with their shards; answers with those that were kept before.
 async fn keep_sources(
     session: &mut dyn Session,
@@ -559,5 +589,23 @@ fn one(mut states: Vec<ShardState>, id: &ShardId) -> Result<ShardState, String> 
     match states.pop() {
         Some(state) if states.is_empty() && state.shard == *id => Ok(state),
         _ => Err(format!("the sink did not answer for shard {id}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p3_a_partition_of_the_same_name_in_another_cluster_is_another_shard() {
+        assert!(same_partition("kafka/a/orders/3", "kafka/b/orders/3"));
+        for (one, other) in [
+            ("kafka/a/orders/3", "kafka/a/orders/3"),
+            ("kafka/a/orders/3", "kafka/b/orders/4"),
+            ("kafka/a/orders/3", "kafka/b/prices/3"),
+            ("http/0", "http/0"),
+        ] {
+            assert!(!same_partition(one, other), "{one} {other}");
+        }
     }
 }
