@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Passes all tests on a fresh Debian machine with Rust: installs what they need, servers included, then builds, lints and tests.
 #   ./test.sh            everything
-#   ./test.sh --quick    without the live tests (no Postgres, no Kafka, no Redis, nothing installed beyond a C compiler)
+#   ./test.sh --quick    without the live tests (no Postgres, no Kafka, no Redis, no ClickHouse, nothing installed beyond a C compiler)
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -23,6 +23,9 @@ kafka_version=$(sed -n '/<artifactId>kafka_2\.13</{n;s|.*<version>\(.*\)</versio
     exit 1
 }
 kafka_jars="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/kafka-$kafka_version"
+# As tests/src/servers/clickhouse.rs looks for it.
+clickhouse_version=$(sed -n 's|^const ENGINE: &str = "chdb-\(.*\)";$|\1|p' tests/src/servers/clickhouse.rs)
+clickhouse_engine="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/chdb-$clickhouse_version"
 summary=()
 failed=()
 
@@ -68,6 +71,7 @@ missing_packages() {
     $quick && return
     ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || echo postgresql
     command -v redis-server >/dev/null || echo redis-server
+    python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     java -version >/dev/null 2>&1 || echo default-jre-headless
     [ -d "$kafka_jars" ] || command -v mvn >/dev/null || echo maven
 }
@@ -106,12 +110,30 @@ fetch_kafka() {
         mv "$kafka_jars.part" "$kafka_jars"
 }
 
+# The ClickHouse engine as a Python package, 0.5 GB; or none if the tests are given a server.
+fetch_clickhouse() {
+    if [ -n "${ONCEGATE_TEST_CLICKHOUSE:-}" ]; then
+        echo "the tests use the ClickHouse of ONCEGATE_TEST_CLICKHOUSE"
+        return
+    fi
+    if [ -d "$clickhouse_engine" ]; then
+        echo "the ClickHouse engine is there: $clickhouse_engine"
+        return
+    fi
+    # Moved into place when it is whole. Of what is in it only its python is run, which finds its packages by where it stands.
+    rm -rf "$clickhouse_engine.part" &&
+        python3 -m venv "$clickhouse_engine.part" &&
+        "$clickhouse_engine.part/bin/pip" -q install --no-compile --disable-pip-version-check "chdb-core-lite==$clickhouse_version" &&
+        mv "$clickhouse_engine.part" "$clickhouse_engine"
+}
+
 packages=(--workspace)
 $quick && packages=(--workspace --exclude oncegate-tests)
 
 trap 'printf "\ninterrupted\n"; exit 130' INT TERM
 step "packages of the system" install_packages || finish
 $quick || step "Kafka from Maven Central" fetch_kafka || finish
+$quick || step "ClickHouse engine from PyPI" fetch_clickhouse || finish
 step "build" cargo build "${packages[@]}" --all-targets || finish
 step "format" cargo fmt --all --check || true
 step "clippy" cargo clippy -q "${packages[@]}" --all-targets -- -D warnings || true

@@ -2,11 +2,17 @@
 //!
 //! Nothing here knows the dedup store or a route's rules: rows come in encoded, marks come in packed.
 
+#[cfg(feature = "clickhouse")]
+pub mod clickhouse;
 pub mod collapse;
 pub mod dead_letters;
 pub mod decode;
 #[cfg(feature = "sqlite")]
 pub mod files;
+#[cfg(feature = "http-client")]
+mod http_client;
+#[cfg(feature = "journal")]
+pub mod journal;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "kafka")]

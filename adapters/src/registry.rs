@@ -7,18 +7,17 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use base64::Engine;
 use bytes::Bytes;
-use http::{Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::rt::TokioIo;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use http::{Request, StatusCode, header};
+use http_body_util::Full;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use crate::http_client::{Place, Wire, shown, trust};
 pub use crate::schema::{Schema, SchemaKind};
 
 /// The largest answer, bytes.
 pub const MAX_ANSWER: usize = 4 << 20;
+/// For messages about URLs.
+const WHAT: &str = "a schema registry";
 /// The most schemas that one may refer to, directly or not.
 pub const MAX_REFERENCES: usize = 256;
 
@@ -41,11 +40,6 @@ impl fmt::Debug for RegistryConfig {
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
-}
-
-/// A URL without user and password.
-fn shown(url: &str) -> &str {
-    url.rsplit_once('@').map_or(url, |(_, rest)| rest)
 }
 
 /// Why there is no schema.
@@ -75,17 +69,9 @@ impl Registry {
             return Err("the registry has no URL; name one, such as \"http://127.0.0.1:8081\"".to_owned());
         }
         for url in &config.urls {
-            Place::parse(url)?;
+            Place::parse(url, WHAT)?;
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|fault| format!("TLS cannot be set up: {fault}; report this build"))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self { config, tls: Arc::new(tls) })
+        Ok(Self { config, tls: trust()? })
     }
 
     /// For messages: where it is.
@@ -149,10 +135,8 @@ impl Registry {
     }
 
     async fn get(&self, url: &str, path: &str, what: &str) -> Result<Answer, RegistryFault> {
-        let place = Place::parse(url).map_err(Trouble)?;
+        let place = Place::parse(url, WHAT).map_err(Trouble)?;
         let trouble = |fault: &dyn fmt::Display| Trouble(fault.to_string());
-        let stream =
-            TcpStream::connect((place.host.as_str(), place.port)).await.map_err(|fault| trouble(&fault))?;
         let mut request = Request::get(format!("{}{path}", place.path))
             .header(header::HOST, &place.authority)
             .header(header::ACCEPT, "application/vnd.schemaregistry.v1+json, application/json");
@@ -161,14 +145,10 @@ impl Registry {
             let token = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
             request = request.header(header::AUTHORIZATION, format!("Basic {token}"));
         }
-        let request = request.body(Empty::<Bytes>::new()).map_err(|fault| trouble(&fault))?;
-        let (status, body) = if place.tls {
-            let name = ServerName::try_from(place.host.clone()).map_err(|fault| trouble(&fault))?;
-            let stream = TlsConnector::from(self.tls.clone()).connect(name, stream).await;
-            exchange(stream.map_err(|fault| trouble(&fault))?, request).await?
-        } else {
-            exchange(stream, request).await?
-        };
+        let request = request.body(Full::new(Bytes::new())).map_err(|fault| trouble(&fault))?;
+        let mut wire = Wire::open(&place, &self.tls).await.map_err(Trouble)?;
+        let answer = wire.ask(request, MAX_ANSWER).await.map_err(|fault| Trouble(fault.text))?;
+        let (status, body) = (answer.status, answer.body);
         match status {
             StatusCode::OK => serde_json::from_slice(&body)
                 .map_err(|_| Trouble("the answer is not what a schema registry gives".to_owned())),
@@ -189,29 +169,6 @@ impl Registry {
             other => Err(Trouble(other.to_string())),
         }
     }
-}
-
-/// Sends one request over one connection.
-async fn exchange<S>(stream: S, request: Request<Empty<Bytes>>) -> Result<(StatusCode, Bytes), RegistryFault>
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
-{
-    let trouble = |fault: &dyn fmt::Display| Trouble(fault.to_string());
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|fault| trouble(&fault))?;
-    let driver = tokio::spawn(connection);
-    let answered = async {
-        let response = sender.send_request(request).await.map_err(|fault| trouble(&fault))?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-        Ok((
-            status,
-            body.map_err(|fault| Trouble(format!("{fault} (at most {MAX_ANSWER} bytes)")))?.to_bytes(),
-        ))
-    }
-    .await;
-    driver.abort();
-    answered
 }
 
 #[derive(serde::Deserialize)]
@@ -246,55 +203,11 @@ struct ErrorBody {
     error_code: u32,
 }
 
-/// A URL taken apart.
-struct Place {
-    tls: bool,
-    authority: String,
-    host: String,
-    port: u16,
-    /// Without a slash at the end.
-    path: String,
-    user: Option<(String, String)>,
-}
-
-impl Place {
-    fn parse(url: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "{:?} is no URL of a schema registry; write http://host:port or https://host/path",
-                shown(url)
-            )
-        };
-        let uri: Uri = url.parse().map_err(|_| bad())?;
-        let tls = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(bad()),
-        };
-        let authority = uri.authority().ok_or_else(bad)?;
-        let host = authority.host().trim_matches(['[', ']']).to_owned();
-        if host.is_empty() || uri.query().is_some() {
-            return Err(bad());
-        }
-        let user = authority.as_str().rsplit_once('@').map(|(user, _)| {
-            let (user, password) = user.split_once(':').unwrap_or((user, ""));
-            (percent_decode(user), percent_decode(password))
-        });
-        let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        let authority = shown(authority.as_str()).to_owned();
-        Ok(Self { tls, authority, host, port, path: uri.path().trim_end_matches('/').to_owned(), user })
-    }
-}
-
 /// Fit for one segment of a path.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 fn percent_encode(text: &str) -> String {
     utf8_percent_encode(text, SEGMENT).to_string()
-}
-
-fn percent_decode(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -303,17 +216,17 @@ mod tests {
 
     #[test]
     fn urls_are_checked_and_never_show_a_password() {
-        let place = Place::parse("https://me:p%40ss@registry.example.com/api/").unwrap();
+        let place = Place::parse("https://me:p%40ss@registry.example.com/api/", WHAT).unwrap();
         assert_eq!(
             (place.host.as_str(), place.port, place.path.as_str()),
             ("registry.example.com", 443, "/api")
         );
         assert_eq!(place.user, Some(("me".to_owned(), "p@ss".to_owned())));
         assert_eq!(place.authority, "registry.example.com");
-        let place = Place::parse("http://[::1]:8081").unwrap();
+        let place = Place::parse("http://[::1]:8081", WHAT).unwrap();
         assert_eq!((place.host.as_str(), place.port, place.path.as_str()), ("::1", 8081, ""));
         for bad in ["", "localhost:8081", "ftp://a", "http://", "http://me:secret@a?b=c", "http://a b"] {
-            let said = Place::parse(bad).map(|_| ()).unwrap_err();
+            let said = Place::parse(bad, WHAT).map(|_| ()).unwrap_err();
             assert!(said.contains("http://host:port") && !said.contains("secret"), "{said}");
         }
         let config = RegistryConfig {
@@ -327,6 +240,5 @@ mod tests {
     #[test]
     fn subjects_are_fit_for_a_path() {
         assert_eq!(percent_encode("a/b:c d-value.é"), "a%2Fb%3Ac%20d-value.%C3%A9");
-        assert_eq!(percent_decode("a%2Fb%zz%"), "a/b%zz%");
     }
 }

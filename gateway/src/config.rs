@@ -3,6 +3,8 @@
 //! Pure: variables are looked up through a function, no file and no address is touched. What comes out is in the units and
 //! types that the parts of the gateway take.
 
+#[cfg(feature = "clickhouse")]
+mod clickhouse;
 mod error;
 mod format;
 #[cfg(feature = "kafka")]

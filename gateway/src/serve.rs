@@ -338,6 +338,13 @@ pub(crate) fn sink_of(
             Ok(Arc::new(SqliteSink::new(config)))
         }
         Target::Files(config) => Ok(Arc::new(FilesSink::new(config.clone()))),
+        #[cfg(feature = "clickhouse")]
+        Target::Clickhouse(_) => {
+            let config = config.clickhouse().ok_or("not a ClickHouse sink")?;
+            let sink =
+                adapters::clickhouse::ClickhouseSink::new(config).map_err(|misfit| misfit.to_string())?;
+            Ok(Arc::new(sink))
+        }
         #[cfg(feature = "postgres")]
         Target::Postgres { .. } => {
             let config = config.postgres().ok_or("not a Postgres sink")?;

@@ -4,6 +4,7 @@
 //! DEFAULT 'none'`, and look into the bookkeeping tables by the names that all sinks share. Marks are opaque to a sink: here
 //! a block spells its shard, its sequence and one letter an outcome.
 
+pub mod clickhouse;
 pub mod folders;
 pub mod kafka;
 pub mod marks;
@@ -97,6 +98,37 @@ macro_rules! appending_conformance_cases {
         $each! {
             $target;
             rows::a_refused_row_can_abort_its_batch,
+            ownership::p3_acquire_raises_the_epoch_and_tells_all,
+            ownership::p3_a_live_owner_is_not_disturbed,
+            ownership::p3_all_shards_of_a_route_are_found,
+            ownership::p1_the_first_writer_names_the_route,
+            ownership::p4_the_fence_moves_only_one_step,
+            ownership::p4_the_fence_holds_an_older_epoch_back,
+            ownership::p4_of_two_racing_sessions_one_wins,
+            ownership::p4_a_take_over_races_a_batch,
+            ownership::p13_several_shards_move_together_or_not_at_all,
+            ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds,
+            ownership::p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds,
+            ownership::p5_an_applied_batch_is_found,
+            ownership::p5_a_batch_proven_absent_cannot_come,
+            ownership::p5_resolving_takes_no_shard_back,
+            ownership::p6_nothing_reconnects_but_acquire,
+            ownership::a_heartbeat_shows_a_lost_shard,
+            marks::empty_batches_move_positions,
+            marks::marks_come_in_order_and_in_pages,
+            marks::p11_expiry_raises_the_floor_in_its_own_transaction,
+            marks::p11_expiry_is_fenced,
+            marks::p11_forgetting_all_takes_marks_and_floors_and_leaves_positions,
+        }
+    };
+}
+
+/// As [`appending_conformance_cases`], for sinks that refuse no row that their encoder has taken: what their book must do.
+#[macro_export]
+macro_rules! book_conformance_cases {
+    ($each:ident, $target:expr) => {
+        $each! {
+            $target;
             ownership::p3_acquire_raises_the_epoch_and_tells_all,
             ownership::p3_a_live_owner_is_not_disturbed,
             ownership::p3_all_shards_of_a_route_are_found,

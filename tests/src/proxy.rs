@@ -1,6 +1,7 @@
 //! A TCP proxy between gateway and Postgres that knows where a transaction stands: [`Proxy`] cuts or holds a connection
 //! at a chosen point of the protocol.
 
+pub mod http;
 mod wire;
 
 use std::{

@@ -1,12 +1,15 @@
-//! Real servers on loopback, in temporary folders, stopped by their own pid: [`Postgres`], [`Kafka`] and [`Redis`]; and a stand-in for
+//! Real servers on loopback, in temporary folders, stopped by their own pid: [`Postgres`], [`Kafka`], [`Redis`] and the engine of
+//! [`Clickhouse`] (behind a front of ours); and a stand-in for
 //! a schema [`Registry`].
 
+mod clickhouse;
 mod committed;
 mod kafka;
 mod postgres;
 mod redis;
 mod registry;
 
+pub use clickhouse::Clickhouse;
 pub use committed::{Committed, committed};
 pub use kafka::{Kafka, Produced};
 pub use postgres::Postgres;

@@ -2,8 +2,8 @@
 //! own.
 
 use oncegate_tests::{
-    appending_conformance_cases,
-    conformance::{self, folders::Folders, redis::Databases, targets},
+    appending_conformance_cases, book_conformance_cases,
+    conformance::{self, clickhouse::Tables, folders::Folders, redis::Databases, targets},
     conformance_cases, keyed_conformance_cases,
 };
 
@@ -43,4 +43,12 @@ mod files {
     use super::*;
 
     appending_conformance_cases!(tests, Folders);
+}
+
+/// ClickHouse keeps no row that another could meet in `insert` mode, and refuses none that the encoder took: what is left is the book.
+/// Modes and values are in the sink's own tests.
+mod clickhouse {
+    use super::*;
+
+    book_conformance_cases!(tests, Tables);
 }

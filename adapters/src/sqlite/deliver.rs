@@ -3,7 +3,7 @@
 //! The worker's thread writes the rows and hands their outcomes over; the session seals the marks and hands them back; the
 //! thread writes them and commits. If the session is gone by then, the transaction rolls back.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
@@ -25,32 +25,37 @@ pub(super) struct Work {
 }
 
 /// What it needs once they are.
-pub(super) struct Finish {
-    dead_letters: Vec<OwnedDeadLetter>,
-    marks: Vec<OwnedMark>,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Finish {
+    pub(crate) dead_letters: Vec<OwnedDeadLetter>,
+    pub(crate) marks: Vec<OwnedMark>,
 }
 
-struct OwnedDeadLetter {
-    step: usize,
-    position: Option<i64>,
-    key: Vec<u8>,
-    event_ms: i64,
-    kind: &'static str,
-    reason: String,
-    payload: Option<Vec<u8>>,
+/// A dead letter on its way to its table.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedDeadLetter {
+    pub(crate) step: usize,
+    pub(crate) position: Option<i64>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) event_ms: i64,
+    pub(crate) kind: Cow<'static, str>,
+    pub(crate) reason: String,
+    pub(crate) payload: Option<Vec<u8>>,
 }
 
-struct OwnedMark {
-    step: usize,
-    min_ms: i64,
-    max_ms: i64,
-    count: i64,
-    block: Bytes,
+/// A mark on its way to its table.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedMark {
+    pub(crate) step: usize,
+    pub(crate) min_ms: i64,
+    pub(crate) max_ms: i64,
+    pub(crate) count: i64,
+    pub(crate) block: Bytes,
 }
 
 impl Finish {
     /// Dead letters of the batch, then those of refused rows if the batch wants them; and the marks.
-    pub(super) fn of(batch: &Batch<'_>, outcomes: &[RowOutcome]) -> Self {
+    pub(crate) fn of(batch: &Batch<'_>, outcomes: &[RowOutcome]) -> Self {
         let mut dead_letters: Vec<OwnedDeadLetter> = batch
             .dead_letters
             .iter()
@@ -85,7 +90,7 @@ impl OwnedDeadLetter {
             position: source.position,
             key: source.key.to_vec(),
             event_ms: source.event_ms,
-            kind,
+            kind: kind.into(),
             reason,
             payload: source.payload.map(<[u8]>::to_vec),
         }
@@ -153,7 +158,7 @@ pub(crate) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, Faul
 }
 
 /// P4: each shard moves from sequence n - 1 to n under our epoch, or nothing happens.
-fn fence(transaction: &Transaction<'_>, route: &str, steps: &[ShardStep]) -> Result<(), Fault> {
+pub(crate) fn fence(transaction: &Transaction<'_>, route: &str, steps: &[ShardStep]) -> Result<(), Fault> {
     if steps.is_empty() {
         return Err(SinkError::NotApplied {
             reason: "a batch without a shard step cannot be fenced".to_owned(),
@@ -188,7 +193,11 @@ fn fence(transaction: &Transaction<'_>, route: &str, steps: &[ShardStep]) -> Res
 
 /// Why the fence did not move. A shard that stands at our sequence or above is `Unknown`: an earlier attempt may be in.
 /// One that stands below has lost what it had: the file went back (P6).
-fn missed(transaction: &Transaction<'_>, route: &str, step: &ShardStep) -> rusqlite::Result<Fault> {
+pub(crate) fn missed(
+    transaction: &Transaction<'_>,
+    route: &str,
+    step: &ShardStep,
+) -> rusqlite::Result<Fault> {
     let ShardStep { shard, epoch, sequence, .. } = step;
     let went_back = |at: String| Fault {
         error: SinkError::NotApplied {
@@ -217,21 +226,21 @@ fn missed(transaction: &Transaction<'_>, route: &str, step: &ShardStep) -> rusql
 }
 
 /// Who holds a shard, and how far it is.
-pub(super) struct ShardRow {
-    pub(super) epoch: i64,
-    pub(super) sequence: i64,
+pub(crate) struct ShardRow {
+    pub(crate) epoch: i64,
+    pub(crate) sequence: i64,
     pub(super) owner: String,
     /// Age of the heartbeat, ms.
     pub(super) seen_ms: i64,
 }
 
 impl ShardRow {
-    pub(super) fn fenced(self, shard: &str) -> SinkError {
+    pub(crate) fn fenced(self, shard: &str) -> SinkError {
         SinkError::Fenced { shard: shard.to_owned(), owner: self.owner, epoch: self.epoch }
     }
 }
 
-pub(super) fn shard_row(
+pub(crate) fn shard_row(
     connection: &Connection,
     route: &str,
     shard: &str,
@@ -246,7 +255,7 @@ pub(super) fn shard_row(
         .optional()
 }
 
-fn write_finish(
+pub(crate) fn write_finish(
     transaction: &Transaction<'_>,
     route: &str,
     steps: &[ShardStep],
@@ -295,7 +304,7 @@ fn write_finish(
 
 /// A lock or a constraint leaves the transaction open: it is rolled back, and nothing is in. Any other error may have come
 /// after the log was written, so that only a look after reopening says.
-fn commit(transaction: Transaction<'_>) -> Result<(), Fault> {
+pub(crate) fn commit(transaction: Transaction<'_>) -> Result<(), Fault> {
     use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked};
     transaction.commit().map_err(|error| match error.sqlite_error_code() {
         Some(DatabaseBusy | DatabaseLocked | ConstraintViolation) => schema::fault("committing", &error),

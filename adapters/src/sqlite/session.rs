@@ -71,7 +71,7 @@ impl SqliteSession {
 
     /// Runs `job` on the thread. `connected` is false while it runs, so that a caller who leaves half way must acquire
     /// again; that waits for the job, for the thread does one thing after the other.
-    pub(super) async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &mut self,
         job: impl FnOnce(&mut Db) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, SinkError> {
@@ -92,7 +92,7 @@ impl SqliteSession {
 
 impl Db {
     /// The connection, if it still leads to the file of that path.
-    pub(super) fn ready(&mut self, config: &SqliteConfig) -> Result<&mut Open, Fault> {
+    pub(crate) fn ready(&mut self, config: &SqliteConfig) -> Result<&mut Open, Fault> {
         let not_applied =
             |reason: String| Fault { error: SinkError::NotApplied { reason, retry: true }, lost: true };
         let Some(open) = &mut self.open else {
@@ -106,7 +106,7 @@ impl Db {
     }
 
     /// The connection, a new one if there is none or the file is another one now.
-    fn connect(
+    pub(crate) fn connect(
         &mut self,
         config: &SqliteConfig,
         target: &dyn Target,

@@ -10,13 +10,13 @@ use crate::sink::{Life, Pulse, SinkError};
 
 /// What a job sees: the connection, if there is one.
 #[derive(Default)]
-pub(super) struct Db {
+pub(crate) struct Db {
     pub(super) open: Option<Open>,
 }
 
 /// A connection that `acquire` made.
-pub(super) struct Open {
-    pub(super) connection: Connection,
+pub(crate) struct Open {
+    pub(crate) connection: Connection,
     /// Which file it is, so that a file put in its place is noticed.
     pub(super) file: FileId,
     /// What the rows go into.

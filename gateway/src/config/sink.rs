@@ -53,6 +53,9 @@ pub enum Target {
     },
     /// A folder of files.
     Files(adapters::files::FilesConfig),
+    /// A table of ClickHouse, but for what all sinks have.
+    #[cfg(feature = "clickhouse")]
+    Clickhouse(Box<adapters::clickhouse::ClickhouseConfig>),
     /// A topic, but for what its route says.
     #[cfg(feature = "kafka")]
     Kafka(Box<adapters::kafka_sink::KafkaSinkConfig>),
@@ -84,11 +87,26 @@ impl SinkConfig {
         Some(adapters::kafka_sink::KafkaSinkConfig { keep, ..(**config).clone() })
     }
 
+    /// For the ClickHouse sink; none if it is another target.
+    #[cfg(feature = "clickhouse")]
+    pub fn clickhouse(&self) -> Option<adapters::clickhouse::ClickhouseConfig> {
+        let Target::Clickhouse(config) = &self.target else { return None };
+        Some(adapters::clickhouse::ClickhouseConfig {
+            table: self.table.clone(),
+            mode: self.mode,
+            row_key: self.row_key.clone(),
+            version: self.version.clone(),
+            ..(**config).clone()
+        })
+    }
+
     /// Whether it keeps rows that can be looked at.
     pub fn keeps_rows(&self) -> bool {
         match &self.target {
             Target::Postgres { .. } | Target::Sqlite { .. } => true,
             Target::Files(_) => false,
+            #[cfg(feature = "clickhouse")]
+            Target::Clickhouse(_) => false,
             #[cfg(feature = "kafka")]
             Target::Kafka(_) => false,
             #[cfg(feature = "redis")]
@@ -127,11 +145,10 @@ impl SinkConfig {
 }
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 7] =
-    ["clickhouse", "doris", "duckdb", "elasticsearch", "http", "opensearch", "starrocks"];
+const LATER: [&str; 6] = ["doris", "duckdb", "elasticsearch", "http", "opensearch", "starrocks"];
 
 /// Those that it has.
-const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\" or \"files\"";
+const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\" or \"clickhouse\"";
 
 #[derive(Clone, Copy)]
 enum Type {
@@ -140,6 +157,7 @@ enum Type {
     Kafka,
     Redis,
     Files,
+    Clickhouse,
     Later,
 }
 
@@ -155,6 +173,7 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         ("kafka", Type::Kafka),
         ("redis", Type::Redis),
         ("files", Type::Files),
+        ("clickhouse", Type::Clickhouse),
     ];
     let kind = item.choice(&types).unwrap_or(Type::Later);
     #[cfg_attr(
@@ -179,6 +198,15 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         Type::Postgres => postgres(&section, &item),
         Type::Sqlite => sqlite(&section),
         Type::Files => files(&section),
+        #[cfg(feature = "clickhouse")]
+        Type::Clickhouse => {
+            super::clickhouse::clickhouse(&section).map(|config| Target::Clickhouse(Box::new(config)))
+        }
+        #[cfg(not(feature = "clickhouse"))]
+        Type::Clickhouse => {
+            item.fault("this build leaves ClickHouse out", "build with the feature `clickhouse`");
+            return None;
+        }
         // Its keys are not known: nothing more can be said of them.
         Type::Later => return None,
     };

@@ -16,6 +16,7 @@ fn environment(name: &str) -> Option<String> {
     match name {
         "DATABASE_URL" => Some("postgres://app:hunter2@127.0.0.1:5432/app".into()),
         "REDIS_URL" => Some("redis://app:hunter2@127.0.0.1:6379/0".into()),
+        "CLICKHOUSE_PASSWORD" => Some("hunter3".into()),
         "TOKEN" => Some("0123456789abcdef".into()),
         "NUMBER" => Some("7".into()),
         _ => None,
@@ -309,13 +310,51 @@ fn sinks_are_checked_by_mode() {
         let errors = errors(&sink(lines));
         assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
     }
-    let clickhouse = sink("user = \"me\"").replace("sqlite", "clickhouse");
-    assert!(errors(&clickhouse)[0].contains("sinks of type \"clickhouse\" are not in this build"));
+    let doris = sink("user = \"me\"").replace("sqlite", "doris");
+    assert!(errors(&doris)[0].contains("sinks of type \"doris\" are not in this build"));
     let memory = sink("").replace("x.db", ":memory:");
     assert!(errors(&memory)[0].contains("is no file"));
     let verify = sink("mode = \"upsert\"\nrow_key = [\"a\"]")
         .replace("key = \"/id\"", "key = \"/id\"\nlate = \"verify-in-sink\"");
     assert!(errors(&verify)[0].contains("does not fit mode \"upsert\""));
+}
+
+#[cfg(feature = "clickhouse")]
+#[test]
+fn a_clickhouse_sink_has_a_journal_of_its_own() {
+    let sink = |lines: &str| {
+        let named =
+            "[sinks.s]\ntype = \"clickhouse\"\nurl = \"http://me:hunter2@ch:8123\"\ntable = \"d.t\"\n";
+        format!("[routes.r]\nsink = \"s\"\nkey = \"/id\"\n{named}{lines}\n")
+    };
+    let read =
+        |lines: &str| load(&sink(lines), environment).unwrap().sinks["s"].clickhouse().expect("it is one");
+    let plain = read("journal = \"j\"");
+    assert_eq!(plain, adapters::clickhouse::ClickhouseConfig::new("http://me:hunter2@ch:8123", "d.t", "j"));
+    assert!(!format!("{plain:?}").contains("hunter2"));
+    let full = read(
+        "journal = \"j\"\njournal_max_size = \"2MiB\"\nmode = \"upsert-if-newer\"\nrow_key = [\"a\"]\nversion = \"v\"\n\
+         user = \"u\"\npassword = \"p\"\nbatch_column = \"b\"\nviews = \"accept\"\nrequest_timeout = \"5s\"",
+    );
+    assert_eq!(
+        (full.journal.max_bytes, full.request_timeout.as_secs(), full.accept_views),
+        (2 << 20, 5, true)
+    );
+    assert_eq!((full.version.as_deref(), full.batch_column.as_deref()), (Some("v"), Some("b")));
+    assert_eq!(full.user, Some(("u".to_owned(), "p".to_owned())));
+    for (lines, says) in [
+        ("", "`journal` is missing"),
+        ("journal = \"\"", "is empty"),
+        ("journal = \"j\"\npassword = \"secret\"", "is of no user"),
+        ("journal = \"j\"\nviews = \"maybe\"", "views"),
+        ("journal = \"j\"\nmode = \"upsert-if-newer\"\nrow_key = [\"a\"]", "`version` is missing"),
+    ] {
+        let errors = errors(&sink(lines));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
+        assert!(!errors[0].contains("secret"), "{errors:?}");
+    }
+    let nowhere = sink("journal = \"j\"").replace("http://", "tcp://");
+    assert!(errors(&nowhere)[0].contains("is no URL of a ClickHouse server"), "{:?}", errors(&nowhere));
 }
 
 #[test]

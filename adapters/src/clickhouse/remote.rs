@@ -1,0 +1,289 @@
+//! The table as the journal's target: parts of one partition, tokens, the window.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+
+use super::{
+    ClickhouseConfig, Probed,
+    client::{Client, Failure, Meaning, meaning, parameters},
+    encode,
+    layout::{Layout, Partition, literal, quoted},
+    values,
+};
+use crate::{
+    collapse::{Copy, Plan},
+    journal::{Cut, Part, Remote, Sent, Tried},
+    sink::{Batch, Mode, RowOutcome, SinkError},
+};
+
+/// The number of blocks is asked for again after so long.
+const BLOCKS_FOR: Duration = Duration::from_secs(5);
+/// Values of partition columns that are remembered with their partitions, at most.
+const KNOWN: usize = 200_000;
+/// Bytes of such values in one question.
+const QUESTION: usize = 1 << 20;
+
+/// One connection, used by one lane.
+pub(super) struct Table {
+    config: Arc<ClickhouseConfig>,
+    client: Client,
+    probed: Probed,
+    layout: Option<Arc<Layout>>,
+    blocks: Option<(i64, Instant)>,
+    /// Partitions by the bytes that decide them.
+    partitions: HashMap<Vec<u8>, Arc<str>>,
+}
+
+impl Table {
+    pub(super) fn new(config: Arc<ClickhouseConfig>, client: Client, probed: Probed) -> Self {
+        Self { config, client, probed, layout: None, blocks: None, partitions: HashMap::new() }
+    }
+
+    /// As the last probe saw it: rows were encoded for that.
+    fn layout(&mut self) -> Result<Arc<Layout>, SinkError> {
+        let found = self.probed.lock().clone();
+        if found.is_none() {
+            let reason = "the table was not looked at yet: probe it first".to_owned();
+            return Err(SinkError::NotApplied { reason, retry: false });
+        }
+        if self.layout != found {
+            self.partitions.clear();
+            self.layout = found;
+        }
+        self.layout.clone().ok_or(SinkError::NotApplied { reason: String::new(), retry: false })
+    }
+
+    /// Learns the partitions of all these values: the engine says.
+    async fn learn(&mut self, partition: &Partition, values: &[&[u8]]) -> Result<(), SinkError> {
+        if self.partitions.len() > KNOWN {
+            self.partitions.clear();
+        }
+        let mut unknown: Vec<&[u8]> =
+            values.iter().copied().filter(|value| !self.partitions.contains_key(*value)).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        let mut rest = &unknown[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let count = rest.iter().take_while(|value| {
+                bytes += value.len();
+                bytes <= QUESTION
+            });
+            let (asked, later) = rest.split_at(count.count().max(1));
+            rest = later;
+            let escaped: String =
+                asked.iter().flat_map(|value| value.iter()).map(|byte| format!("\\x{byte:02X}")).collect();
+            let sql = format!(
+                "SELECT toString(partitionId({})) FROM format(RowBinary, {}, '{escaped}') FORMAT TSV",
+                partition.expression,
+                literal(&partition.structure)
+            );
+            // One thread and one block keep the order.
+            let settings = parameters([
+                ("max_query_size", "100000000"),
+                ("max_threads", "1"),
+                ("max_block_size", "10000000"),
+                ("input_format_parallel_parsing", "0"),
+            ]);
+            let answer =
+                self.client.query(&sql, &settings).await.map_err(|failure| SinkError::NotApplied {
+                    reason: format!(
+                        "nothing was sent: the partitions of the rows are not known: {}",
+                        failure.plain()
+                    ),
+                    retry: true,
+                })?;
+            let names: Vec<&str> = std::str::from_utf8(&answer).unwrap_or_default().lines().collect();
+            if names.len() != asked.len() {
+                let reason = format!(
+                    "nothing was sent: asked for {} partitions, ClickHouse answers with {}",
+                    asked.len(),
+                    names.len()
+                );
+                return Err(SinkError::NotApplied { reason, retry: true });
+            }
+            for (value, name) in asked.iter().zip(names) {
+                self.partitions.insert(value.to_vec(), name.into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn number(&mut self, sql: &str) -> Result<i64, Failure> {
+        let answer = self.client.query(sql, "").await?;
+        let text = String::from_utf8_lossy(&answer);
+        text.trim().parse().map_err(|_| Failure::Unclear("ClickHouse answers with no number".to_owned()))
+    }
+}
+
+fn not_ours() -> SinkError {
+    SinkError::NotApplied {
+        reason: "a row is not of this sink's encoder: report this as a bug".to_owned(),
+        retry: false,
+    }
+}
+
+#[async_trait]
+impl Remote for Table {
+    async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError> {
+        let layout = self.layout()?;
+        let rows: Vec<encode::Taken<'_>> = batch
+            .rows
+            .iter()
+            .map(|row| encode::take(&layout, row.bytes).ok_or_else(not_ours))
+            .collect::<Result<_, _>>()?;
+        // Without a row key no row is a copy of another.
+        let copies: Vec<Copy<'_, i128>> = batch
+            .rows
+            .iter()
+            .zip(&rows)
+            .map(|(row, taken)| Copy {
+                kind: row.kind,
+                row_key: row.row_key,
+                version: taken.version,
+                shape: 0,
+            })
+            .collect();
+        let plan = Plan::new(self.config.mode, &copies);
+        let mut outcomes = vec![None; rows.len()];
+        let mut sent: Vec<usize> = Vec::with_capacity(rows.len());
+        for op in plan.ops() {
+            plan.assign(op, &copies, &RowOutcome::Written, &mut outcomes);
+            sent.push(op.row);
+        }
+        if self.config.mode == Mode::Insert {
+            sent.sort_unstable();
+        }
+        let parts = match &layout.partition {
+            None if sent.is_empty() => Vec::new(),
+            None => vec![sent],
+            Some(partition) => {
+                let values: Vec<&[u8]> = sent.iter().map(|&row| rows[row].partition).collect();
+                self.learn(partition, &values).await?;
+                let mut parts: Vec<(Arc<str>, Vec<usize>)> = Vec::new();
+                let mut places: HashMap<Arc<str>, usize> = HashMap::new();
+                for (&row, value) in sent.iter().zip(values) {
+                    let name = self.partitions.get(value).ok_or_else(not_ours)?;
+                    let place = *places.entry(name.clone()).or_insert_with(|| {
+                        parts.push((name.clone(), Vec::new()));
+                        parts.len() - 1
+                    });
+                    parts[place].1.push(row);
+                }
+                parts.into_iter().map(|(_, rows)| rows).collect()
+            }
+        };
+        let outcomes = outcomes.into_iter().map(|outcome| outcome.unwrap_or(RowOutcome::Stale)).collect();
+        Ok(Cut { outcomes, parts })
+    }
+
+    fn statement(&self) -> String {
+        self.layout.as_ref().map(|layout| layout.statement.clone()).unwrap_or_default()
+    }
+
+    fn body(&self, batch: &Batch<'_>, rows: &[usize], token: &str) -> Vec<u8> {
+        let Some(layout) = &self.layout else { return Vec::new() };
+        let mut tail = Vec::new();
+        if layout.batch.is_some() {
+            tail.push(0);
+            values::put_length(token.len(), &mut tail);
+            tail.extend_from_slice(token.as_bytes());
+        }
+        let size: usize = rows.iter().map(|&row| batch.rows[row].bytes.len() + tail.len()).sum();
+        let mut body = Vec::with_capacity(size);
+        for &row in rows {
+            if let Some(taken) = encode::take(layout, batch.rows[row].bytes) {
+                body.extend_from_slice(taken.sent);
+                body.extend_from_slice(&tail);
+            }
+        }
+        body
+    }
+
+    async fn blocks(&mut self) -> Result<Option<i64>, String> {
+        if let Some((blocks, asked)) = self.blocks
+            && asked.elapsed() < BLOCKS_FOR
+        {
+            return Ok(Some(blocks));
+        }
+        let (database, table) = self.config.names();
+        let sql = format!(
+            "SELECT toInt64(sum(b)) FROM (SELECT max(max_block_number) AS b FROM system.parts
+             WHERE database = {} AND table = {} GROUP BY partition_id) FORMAT TSV",
+            literal(database),
+            literal(table)
+        );
+        let blocks = self.number(&sql).await.map_err(|failure| failure.plain())?;
+        self.blocks = Some((blocks, Instant::now()));
+        Ok(Some(blocks))
+    }
+
+    async fn send(&mut self, statement: &str, part: &Part) -> Sent {
+        // The query's name as well: while an earlier attempt is still at it, ClickHouse refuses another.
+        let token = parameters([("insert_deduplication_token", &*part.token), ("query_id", &*part.token)]);
+        let views = self.layout.as_ref().is_none_or(|layout| layout.views);
+        match self.client.post(&format!("{statement}&{token}"), part.body.clone()).await {
+            Ok(answer) if answer.is_empty() => Sent::In,
+            Ok(_) => Sent::Unknown { reason: "the answer to an insert holds something".to_owned() },
+            Err(Failure::Unsent(reason)) => Sent::Out { reason, retry: true },
+            Err(failure @ Failure::Unclear(_)) => Sent::Unknown { reason: failure.plain() },
+            Err(failure @ Failure::Server { code, .. }) => match meaning(code) {
+                Meaning::NotYet if !views => Sent::Out { reason: failure.plain(), retry: true },
+                Meaning::Refused if !views => Sent::Out { reason: failure.plain(), retry: false },
+                _ => Sent::Unknown { reason: failure.plain() },
+            },
+        }
+    }
+
+    async fn knows_repeats(&mut self, tried: Tried) -> Result<Result<(), String>, String> {
+        let layout = self.layout().map_err(|error| error.to_string())?;
+        if let Some(ms) = layout.window.ms
+            && !(-60_000..=ms / 2).contains(&tried.age_ms)
+        {
+            return Ok(Err(format!(
+                "it was first tried {} s ago, and the table remembers inserts for {} s (replicated_deduplication_window_seconds)",
+                tried.age_ms / 1000,
+                ms / 1000
+            )));
+        }
+        self.blocks = None;
+        let now = self.blocks().await?;
+        let since = match (tried.blocks, now) {
+            (Some(before), Some(now)) if now >= before => now - before,
+            // Partitions were dropped: what has come since cannot be told.
+            _ => i64::MAX,
+        };
+        if since > layout.window.blocks / 2 {
+            let name = if layout.replicated { "replicated" } else { "non_replicated" };
+            let since = if since == i64::MAX { "an unknown number of".to_owned() } else { since.to_string() };
+            return Ok(Err(format!(
+                "{since} blocks have come since it was first tried, and the table remembers {} ({name}_deduplication_window)",
+                layout.window.blocks
+            )));
+        }
+        Ok(Ok(()))
+    }
+
+    async fn holds(&mut self, part: &Part) -> Result<Option<bool>, String> {
+        let layout = self.layout().map_err(|error| error.to_string())?;
+        let Some(column) = &layout.batch else { return Ok(None) };
+        let sql = format!(
+            "SELECT toInt64(count()) FROM {}.{} WHERE {} = {} FORMAT TSV",
+            quoted(&layout.database),
+            quoted(&layout.table),
+            quoted(column),
+            literal(&part.token)
+        );
+        let count = self.number(&sql).await.map_err(|failure| failure.plain())?;
+        Ok(match count {
+            // This copy of the table may be behind the one that has it; and rows may have been replaced or dropped since.
+            0 if layout.replicated || layout.version.is_some() => None,
+            count => Some(count > 0),
+        })
+    }
+}

@@ -1,0 +1,382 @@
+//! What the journal keeps of a batch. All calls with the book's write lock held, but for [`read`].
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{
+    sink::{ShardId, ShardStep},
+    sqlite::{
+        deliver::{Finish, OwnedDeadLetter, OwnedMark},
+        schema::NOW_MS,
+    },
+};
+
+/// `verdict` is for people: `in` or `out`, once they have looked into the target.
+const DDL: &str = "
+CREATE TABLE IF NOT EXISTS oncegate_journal (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, statement TEXT NOT NULL, first_ms INTEGER NOT NULL,
+    blocks INTEGER, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out'))
+) STRICT;
+CREATE TABLE IF NOT EXISTS oncegate_journal_steps (
+    route TEXT NOT NULL, shard TEXT NOT NULL, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE,
+    step INTEGER NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, position INTEGER, watermark_ms INTEGER NOT NULL,
+    PRIMARY KEY (route, shard)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS oncegate_journal_steps_entry ON oncegate_journal_steps (entry);
+CREATE TABLE IF NOT EXISTS oncegate_journal_parts (
+    id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE, part INTEGER NOT NULL,
+    token TEXT NOT NULL UNIQUE, done INTEGER NOT NULL, rows INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (entry, part)
+) STRICT;
+CREATE TABLE IF NOT EXISTS oncegate_journal_marks (
+    id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE,
+    step INTEGER NOT NULL, min_ms INTEGER NOT NULL, max_ms INTEGER NOT NULL, count INTEGER NOT NULL, block BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS oncegate_journal_marks_entry ON oncegate_journal_marks (entry);
+CREATE TABLE IF NOT EXISTS oncegate_journal_letters (
+    id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE, step INTEGER NOT NULL,
+    position INTEGER, key BLOB NOT NULL, event_ms INTEGER NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, payload BLOB
+) STRICT;
+CREATE INDEX IF NOT EXISTS oncegate_journal_letters_entry ON oncegate_journal_letters (entry);
+CREATE TABLE IF NOT EXISTS oncegate_journal_book (only INTEGER PRIMARY KEY CHECK (only = 1), name BLOB NOT NULL) STRICT;
+INSERT INTO oncegate_journal_book SELECT 1, randomblob(8) WHERE NOT EXISTS (SELECT 1 FROM oncegate_journal_book);
+";
+
+/// One batch between its first attempt and its settling.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// Its number in the book; 0 before it has one.
+    pub(super) id: i64,
+    pub(super) steps: Vec<ShardStep>,
+    pub(super) statement: String,
+    /// When it was journaled, by the book's clock.
+    pub(super) first_ms: i64,
+    /// What the target had taken before.
+    pub(super) blocks: Option<i64>,
+    pub(super) parts: Vec<Part>,
+    pub(super) finish: Finish,
+    /// What someone who has looked says: all of it is in the target (`in`), or nothing of it (`out`).
+    pub(super) verdict: Option<String>,
+}
+
+/// What is taken whole or not at all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    pub(crate) token: String,
+    pub(crate) rows: usize,
+    /// As it is sent.
+    pub(crate) body: Bytes,
+    /// It is known to be in.
+    pub(super) done: bool,
+}
+
+impl Entry {
+    /// For messages.
+    pub(super) fn name(&self, route: &str) -> String {
+        let shards: Vec<String> = self
+            .steps
+            .iter()
+            .map(|step| format!("shard {} sequence {}", step.shard, step.sequence))
+            .collect();
+        format!("journal entry {} of route {route} ({})", self.id, shards.join(", "))
+    }
+
+    /// What it takes in the book.
+    pub(super) fn bytes(&self) -> u64 {
+        let parts: usize = self.parts.iter().map(|part| part.body.len() + part.token.len()).sum();
+        let marks: usize = self.finish.marks.iter().map(|mark| mark.block.len()).sum();
+        let letters: usize =
+            self.finish.dead_letters.iter().map(|letter| letter.payload.as_ref().map_or(0, Vec::len)).sum();
+        (parts + marks + letters + self.statement.len()) as u64
+    }
+
+    /// Over all that is never to change.
+    fn checksum(&self) -> [u8; 16] {
+        let mut sum = Sum(Xxh3::new());
+        sum.bytes(self.statement.as_bytes());
+        sum.number(self.first_ms);
+        sum.optional(self.blocks);
+        sum.number(self.steps.len() as i64);
+        for step in &self.steps {
+            sum.bytes(step.shard.as_bytes());
+            sum.number(step.epoch);
+            sum.number(step.sequence);
+            sum.optional(step.position);
+            sum.number(step.watermark_ms);
+        }
+        sum.number(self.parts.len() as i64);
+        for part in &self.parts {
+            sum.bytes(part.token.as_bytes());
+            sum.number(part.rows as i64);
+            sum.bytes(&part.body);
+        }
+        sum.number(self.finish.marks.len() as i64);
+        for mark in &self.finish.marks {
+            for number in [mark.step as i64, mark.min_ms, mark.max_ms, mark.count] {
+                sum.number(number);
+            }
+            sum.bytes(&mark.block);
+        }
+        sum.number(self.finish.dead_letters.len() as i64);
+        for letter in &self.finish.dead_letters {
+            sum.number(letter.step as i64);
+            sum.optional(letter.position);
+            sum.bytes(&letter.key);
+            sum.number(letter.event_ms);
+            sum.bytes(letter.kind.as_bytes());
+            sum.bytes(letter.reason.as_bytes());
+            sum.number(i64::from(letter.payload.is_some()));
+            sum.bytes(letter.payload.as_deref().unwrap_or_default());
+        }
+        sum.0.digest128().to_be_bytes()
+    }
+}
+
+struct Sum(Xxh3);
+
+impl Sum {
+    fn number(&mut self, number: i64) {
+        self.0.update(&number.to_le_bytes());
+    }
+
+    fn optional(&mut self, number: Option<i64>) {
+        self.number(i64::from(number.is_some()));
+        self.number(number.unwrap_or_default());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as i64);
+        self.0.update(bytes);
+    }
+}
+
+/// Names one part for ever: of which book, route and place, and of what content.
+pub(super) fn token<'a>(
+    book: &[u8],
+    route: &str,
+    steps: &[ShardStep],
+    part: usize,
+    rows: impl Iterator<Item = &'a [u8]>,
+) -> String {
+    let mut sum = Sum(Xxh3::new());
+    sum.bytes(book);
+    sum.bytes(route.as_bytes());
+    for step in steps {
+        sum.bytes(step.shard.as_bytes());
+        sum.number(step.sequence);
+    }
+    sum.number(part as i64);
+    for row in rows {
+        sum.bytes(row);
+    }
+    let book: String = book.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{book}-{:032x}", sum.0.digest128())
+}
+
+/// Makes the tables if they are missing.
+pub(super) fn make(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(DDL)
+}
+
+/// The book's own number.
+pub(super) fn book(connection: &Connection) -> rusqlite::Result<Vec<u8>> {
+    connection.query_row("SELECT name FROM oncegate_journal_book", [], |row| row.get(0))
+}
+
+pub(super) fn now(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row(&format!("SELECT {NOW_MS}"), [], |row| row.get(0))
+}
+
+/// What all open entries of the book take.
+pub(super) fn taken(connection: &Connection) -> rusqlite::Result<u64> {
+    let bytes: i64 = connection
+        .prepare_cached("SELECT coalesce(sum(bytes), 0) FROM oncegate_journal")?
+        .query_row([], |row| row.get(0))?;
+    Ok(bytes.max(0).unsigned_abs())
+}
+
+/// The open entry of a shard.
+pub(super) fn open_entry(connection: &Connection, route: &str, shard: &str) -> rusqlite::Result<Option<i64>> {
+    connection
+        .prepare_cached("SELECT entry FROM oncegate_journal_steps WHERE route = ?1 AND shard = ?2")?
+        .query_row([route, shard], |row| row.get(0))
+        .optional()
+}
+
+/// Keeps it; answers with its number.
+pub(super) fn insert(transaction: &Transaction<'_>, route: &str, entry: &Entry) -> rusqlite::Result<i64> {
+    transaction
+        .prepare_cached(
+            "INSERT INTO oncegate_journal (route, statement, first_ms, blocks, bytes, checksum) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        )?
+        .execute(params![
+            route,
+            entry.statement,
+            entry.first_ms,
+            entry.blocks,
+            i64::try_from(entry.bytes()).unwrap_or(i64::MAX),
+            entry.checksum()
+        ])?;
+    let id = transaction.last_insert_rowid();
+    let mut step = transaction.prepare_cached(
+        "INSERT INTO oncegate_journal_steps (route, shard, entry, step, epoch, sequence, position, watermark_ms)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?;
+    for (at, one) in entry.steps.iter().enumerate() {
+        let at = at as i64;
+        step.execute(params![
+            route,
+            &*one.shard,
+            id,
+            at,
+            one.epoch,
+            one.sequence,
+            one.position,
+            one.watermark_ms
+        ])?;
+    }
+    let mut part = transaction.prepare_cached(
+        "INSERT INTO oncegate_journal_parts (entry, part, token, done, rows, body) VALUES (?1, ?2, ?3, 0, ?4, ?5)",
+    )?;
+    for (at, one) in entry.parts.iter().enumerate() {
+        part.execute(params![id, at as i64, one.token, one.rows as i64, &*one.body])?;
+    }
+    let mut mark = transaction.prepare_cached(
+        "INSERT INTO oncegate_journal_marks (entry, step, min_ms, max_ms, count, block) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?;
+    for one in &entry.finish.marks {
+        mark.execute(params![id, one.step as i64, one.min_ms, one.max_ms, one.count, &*one.block])?;
+    }
+    let mut letter = transaction.prepare_cached(
+        "INSERT INTO oncegate_journal_letters (entry, step, position, key, event_ms, kind, reason, payload)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?;
+    for one in &entry.finish.dead_letters {
+        let step = one.step as i64;
+        letter.execute(params![
+            id,
+            step,
+            one.position,
+            one.key,
+            one.event_ms,
+            one.kind,
+            one.reason,
+            one.payload
+        ])?;
+    }
+    Ok(id)
+}
+
+/// These parts are known to be in.
+pub(super) fn note_done(connection: &Connection, entry: i64, done: &[usize]) -> rusqlite::Result<()> {
+    for &part in done {
+        connection
+            .prepare_cached("UPDATE oncegate_journal_parts SET done = 1 WHERE entry = ?1 AND part = ?2")?
+            .execute(params![entry, part as i64])?;
+    }
+    Ok(())
+}
+
+/// It goes; false if it had gone before.
+pub(super) fn remove(connection: &Connection, entry: i64) -> rusqlite::Result<bool> {
+    let gone = connection.prepare_cached("DELETE FROM oncegate_journal WHERE id = ?1")?.execute([entry])?;
+    Ok(gone > 0)
+}
+
+/// Why there is no entry to go on with.
+pub(super) enum Unread {
+    Sqlite(rusqlite::Error),
+    /// Names what does not fit.
+    Corrupt(String),
+}
+
+impl From<rusqlite::Error> for Unread {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+/// The whole entry, if it is still open.
+pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Option<Entry>, Unread> {
+    let head = connection
+        .query_row(
+            "SELECT statement, first_ms, blocks, checksum, verdict FROM oncegate_journal WHERE id = ?1 AND route = ?2",
+            params![id, route],
+            |row| {
+                let entry = Entry {
+                    id,
+                    steps: Vec::new(),
+                    statement: row.get(0)?,
+                    first_ms: row.get(1)?,
+                    blocks: row.get(2)?,
+                    parts: Vec::new(),
+                    finish: Finish::default(),
+                    verdict: row.get(4)?,
+                };
+                Ok((entry, row.get::<_, Vec<u8>>(3)?))
+            },
+        )
+        .optional()?;
+    let Some((mut entry, checksum)) = head else { return Ok(None) };
+    let index = |value: i64| usize::try_from(value).unwrap_or(usize::MAX);
+    entry.steps = connection
+        .prepare(
+            "SELECT shard, epoch, sequence, position, watermark_ms FROM oncegate_journal_steps WHERE entry = ?1 ORDER BY step",
+        )?
+        .query_map([id], |row| {
+            Ok(ShardStep {
+                shard: ShardId::from(row.get::<_, String>(0)?),
+                epoch: row.get(1)?,
+                sequence: row.get(2)?,
+                position: row.get(3)?,
+                watermark_ms: row.get(4)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    entry.parts = connection
+        .prepare("SELECT token, rows, body, done FROM oncegate_journal_parts WHERE entry = ?1 ORDER BY part")?
+        .query_map([id], |row| {
+            Ok(Part {
+                token: row.get(0)?,
+                rows: index(row.get(1)?),
+                body: row.get::<_, Vec<u8>>(2)?.into(),
+                done: row.get(3)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    entry.finish.marks = connection
+        .prepare("SELECT step, min_ms, max_ms, count, block FROM oncegate_journal_marks WHERE entry = ?1 ORDER BY id")?
+        .query_map([id], |row| {
+            Ok(OwnedMark {
+                step: index(row.get(0)?),
+                min_ms: row.get(1)?,
+                max_ms: row.get(2)?,
+                count: row.get(3)?,
+                block: row.get::<_, Vec<u8>>(4)?.into(),
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    entry.finish.dead_letters = connection
+        .prepare(
+            "SELECT step, position, key, event_ms, kind, reason, payload FROM oncegate_journal_letters WHERE entry = ?1 ORDER BY id",
+        )?
+        .query_map([id], |row| {
+            Ok(OwnedDeadLetter {
+                step: index(row.get(0)?),
+                position: row.get(1)?,
+                key: row.get(2)?,
+                event_ms: row.get(3)?,
+                kind: row.get::<_, String>(4)?.into(),
+                reason: row.get(5)?,
+                payload: row.get(6)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    if *checksum != entry.checksum() {
+        return Err(Unread::Corrupt(format!(
+            "{} does not fit its checksum: the book was damaged or changed from outside",
+            entry.name(route)
+        )));
+    }
+    Ok(Some(entry))
+}

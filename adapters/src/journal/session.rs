@@ -1,0 +1,644 @@
+//! One lane: journal, drive, settle. What has nothing to do with a batch goes to the book as it is.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, params};
+use tracing::{info, warn};
+
+use super::{
+    Hold, JournalConfig, Remote, Sent, Tried,
+    entry::{self, Entry, Part, Unread},
+};
+use crate::{
+    sink::{
+        Acquire, Batch, Life, Mark, OnRefused, Receipts, Resolution, RouteRow, RowOutcome, Session, ShardId,
+        ShardState, ShardStep, SinkError,
+    },
+    sqlite::{
+        SqliteConfig,
+        deliver::{self, Finish, begin, commit, fence, missed, shard_row},
+        packed::Packed,
+        rows::Stop,
+        schema,
+        session::SqliteSession,
+        target::{Rows, Target},
+        worker::{Db, Fault},
+    },
+};
+
+/// One lane's book and its connection to the target.
+pub(crate) struct JournalSession {
+    config: Arc<JournalConfig>,
+    file: Arc<SqliteConfig>,
+    hold: Option<Arc<Hold>>,
+    book: SqliteSession,
+    remote: Box<dyn Remote>,
+    route: Arc<str>,
+    /// No batch was left half way.
+    whole: bool,
+    pub(super) crash: Crash,
+}
+
+/// Asked before each step of a batch: tests let the process end there.
+#[derive(Clone, Default)]
+pub(super) struct Crash {
+    /// So many steps are left.
+    #[cfg(test)]
+    pub(super) left: Option<Arc<std::sync::atomic::AtomicI64>>,
+}
+
+impl Crash {
+    #[cfg_attr(not(test), expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "tests have more"))]
+    fn point(&self) -> Result<(), SinkError> {
+        #[cfg(test)]
+        if let Some(left) = &self.left
+            && left.fetch_sub(1, std::sync::atomic::Ordering::SeqCst) <= 0
+        {
+            return Err(SinkError::Unknown { reason: "a crash of the test's making".to_owned() });
+        }
+        Ok(())
+    }
+}
+
+/// The book has no rows of its own.
+struct NoRows;
+
+impl Target for NoRows {
+    fn open(&self, connection: &mut Connection, _route: &str) -> Result<Box<dyn Rows>, Fault> {
+        entry::make(connection).map_err(|error| schema::fault("making the journal's tables", &error))?;
+        Ok(Box::new(Self))
+    }
+}
+
+impl Rows for NoRows {
+    fn write(
+        &mut self,
+        _transaction: &Connection,
+        _packed: &Packed,
+        _refused: &std::collections::HashMap<usize, String>,
+    ) -> Result<Vec<RowOutcome>, Stop> {
+        Ok(Vec::new())
+    }
+}
+
+/// What became of driving an entry.
+enum Driven {
+    /// All parts are in.
+    In,
+    /// Surely no part is, and none can come.
+    Out { reason: String, retry: bool },
+    /// Neither is sure.
+    Unknown { reason: String },
+}
+
+impl JournalSession {
+    pub(crate) fn new(config: Arc<JournalConfig>, remote: Box<dyn Remote>, route: &str, owner: &str) -> Self {
+        let file = Arc::new(config.book());
+        Self {
+            book: SqliteSession::new(file.clone(), Arc::new(NoRows), route, owner),
+            file,
+            config,
+            hold: None,
+            remote,
+            route: route.into(),
+            whole: false,
+            crash: Crash::default(),
+        }
+    }
+
+    /// Before anything is done with the book.
+    fn hold(&mut self) -> Result<(), SinkError> {
+        if self.hold.is_none() {
+            let hold = Hold::take(&self.config.folder)
+                .map_err(|misfit| SinkError::NotApplied { reason: misfit.to_string(), retry: true })?;
+            self.hold = Some(hold);
+        }
+        Ok(())
+    }
+
+    /// Runs `job` on the book's connection, which must be there.
+    async fn job<T: Send + 'static>(
+        &mut self,
+        job: impl FnOnce(&mut Connection, &str) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, SinkError> {
+        let (file, route) = (self.file.clone(), self.route.clone());
+        self.book.run(move |db| job(&mut db.ready(&file)?.connection, &route)).await
+    }
+
+    /// The same; a connection is made if there is none.
+    async fn job_connected<T: Send + 'static>(
+        &mut self,
+        job: impl FnOnce(&mut Connection, &str) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, SinkError> {
+        let (file, route) = (self.file.clone(), self.route.clone());
+        self.book
+            .run(move |db: &mut Db| job(&mut db.connect(&file, &NoRows, &route)?.connection, &route))
+            .await
+    }
+
+    async fn deliver_whole(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
+        let cut = self.remote.cut(batch).await?;
+        if batch.on_refused == OnRefused::Abort
+            && let Some((row, reason)) =
+                cut.outcomes.iter().enumerate().find_map(|(row, outcome)| match outcome {
+                    RowOutcome::Refused { reason } => Some((row, reason.clone())),
+                    _ => None,
+                })
+        {
+            return Err(SinkError::Refused { row, reason });
+        }
+        let finish = Finish::of(batch, &cut.outcomes);
+        let steps = batch.steps.to_vec();
+        if cut.parts.is_empty() {
+            self.job(move |connection, route| {
+                let transaction = begin(connection)?;
+                stand(&transaction, route, &steps)?;
+                fence(&transaction, route, &steps)?;
+                write(&transaction, route, &steps, &finish)?;
+                commit(transaction)
+            })
+            .await?;
+            return Ok(Receipts { rows: cut.outcomes });
+        }
+        let blocks = self.remote.blocks().await.map_err(|reason| SinkError::NotApplied {
+            reason: format!("nothing was sent: {reason}"),
+            retry: true,
+        })?;
+        let name = self.job(|connection, _| book(connection)).await?;
+        let parts = cut.parts.iter().enumerate().map(|(number, rows)| {
+            let bytes = rows.iter().filter_map(|&row| batch.rows.get(row)).map(|row| row.bytes);
+            let token = entry::token(&name, &self.route, batch.steps, number, bytes);
+            let body = Bytes::from(self.remote.body(batch, rows, &token));
+            Part { token, rows: rows.len(), body, done: false }
+        });
+        let entry = Entry {
+            id: 0,
+            steps,
+            statement: self.remote.statement(),
+            first_ms: 0,
+            blocks,
+            parts: parts.collect(),
+            finish,
+            verdict: None,
+        };
+        self.crash.point()?;
+        let bound = self.config.max_bytes;
+        let mut entry =
+            self.job(move |connection, route| journal(connection, route, entry, &name, bound)).await?;
+        self.crash.point()?;
+        match self.drive(&mut entry, true).await {
+            Driven::In => {}
+            Driven::Unknown { reason } => return Err(SinkError::Unknown { reason }),
+            Driven::Out { reason, retry } => {
+                self.take_out(&entry, &reason).await?;
+                return Err(SinkError::NotApplied { reason, retry });
+            }
+        }
+        self.crash.point()?;
+        let settled = self
+            .job(move |connection, route| {
+                let transaction = begin(connection)?;
+                fence(&transaction, route, &entry.steps)?;
+                write(&transaction, route, &entry.steps, &entry.finish)?;
+                remove(&transaction, entry.id)?;
+                commit(transaction)
+            })
+            .await;
+        self.crash.point()?;
+        match settled {
+            Ok(()) => Ok(Receipts { rows: cut.outcomes }),
+            // The rows are in. Whoever has the shard now finds them in the journal, or has settled them.
+            Err(error) => Err(SinkError::Unknown {
+                reason: format!(
+                    "the rows are in the target and the journal, and are not settled yet: {error}"
+                ),
+            }),
+        }
+    }
+
+    /// Nothing of the entry is in the target: it goes, if the shards are still ours.
+    async fn take_out(&mut self, entry: &Entry, reason: &str) -> Result<(), SinkError> {
+        self.crash.point()?;
+        let (id, steps) = (entry.id, entry.steps.clone());
+        let gone = self
+            .job(move |connection, route| {
+                let transaction = begin(connection)?;
+                for step in &steps {
+                    stands(&transaction, route, step)?;
+                }
+                remove(&transaction, id)?;
+                commit(transaction)
+            })
+            .await;
+        self.crash.point()?;
+        gone.map_err(|error| SinkError::Unknown {
+            reason: format!("{reason}; and the batch could not be taken out of the journal: {error}"),
+        })
+    }
+
+    /// Sends what is not known to be in. `first`: nobody has sent any of it before.
+    async fn drive(&mut self, entry: &mut Entry, first: bool) -> Driven {
+        let known = entry.parts.iter().filter(|part| part.done).count();
+        let driven = self.drive_parts(entry, first).await;
+        let done: Vec<usize> =
+            entry.parts.iter().enumerate().filter(|(_, part)| part.done).map(|(at, _)| at).collect();
+        if matches!(driven, Driven::Unknown { .. }) && done.len() > known {
+            let id = entry.id;
+            let noted = self
+                .job_connected(move |connection, _| {
+                    entry::note_done(connection, id, &done)
+                        .map_err(|error| schema::fault("noting the parts that are in", &error))
+                })
+                .await;
+            if let Err(error) = noted {
+                warn!(route = %self.route, "the parts that are in are sent again: {error}");
+            }
+        }
+        driven
+    }
+
+    async fn drive_parts(&mut self, entry: &mut Entry, first: bool) -> Driven {
+        let name = entry.name(&self.route);
+        let unknown = |reason: String| Driven::Unknown { reason: format!("{name}: {reason}") };
+        let forgotten = if first { Ok(None) } else { self.forgotten(entry).await };
+        let forgotten = match forgotten {
+            Ok(forgotten) => forgotten,
+            Err(reason) => return unknown(reason),
+        };
+        let count = entry.parts.len();
+        for at in 0..count {
+            let part = &entry.parts[at];
+            if part.done {
+                continue;
+            }
+            let held = match &forgotten {
+                None => Ok(Some(false)),
+                Some(_) => self.remote.holds(part).await,
+            };
+            match (held, &forgotten) {
+                (Ok(Some(true)), _) => {
+                    entry.parts[at].done = true;
+                    continue;
+                }
+                (Ok(None), Some(why)) => {
+                    return unknown(format!(
+                        "{why}, so that part {} of {count} is not sent again: it could come in twice; look into the target, then set \
+                         verdict in {} (docs/clickhouse.md)",
+                        at + 1,
+                        self.file.path.display()
+                    ));
+                }
+                (Err(reason), _) => return unknown(reason),
+                (Ok(_), _) => {}
+            }
+            if let Err(crash) = self.crash.point() {
+                return unknown(crash.to_string());
+            }
+            let sent = self.remote.send(&entry.statement, part).await;
+            if let Err(crash) = self.crash.point() {
+                return unknown(crash.to_string());
+            }
+            match sent {
+                Sent::In => entry.parts[at].done = true,
+                Sent::Out { reason, retry } if first && at == 0 => return Driven::Out { reason, retry },
+                Sent::Out { reason, retry } => {
+                    let rest = match (first, retry) {
+                        (true, _) => "others are in",
+                        (false, _) => "an earlier attempt may be in",
+                    };
+                    return unknown(format!(
+                        "part {} of {count} does not go in, and {rest}: {reason}; it is tried again as it is",
+                        at + 1
+                    ));
+                }
+                Sent::Unknown { reason } => return unknown(format!("part {} of {count}: {reason}", at + 1)),
+            }
+        }
+        Driven::In
+    }
+
+    /// Why a repeat might not be known for one any more.
+    async fn forgotten(&mut self, entry: &Entry) -> Result<Option<String>, String> {
+        let now = self
+            .job_connected(|connection, _| {
+                entry::now(connection).map_err(|error| schema::fault("asking for the time", &error))
+            })
+            .await
+            .map_err(|error| error.to_string())?;
+        let tried = Tried { age_ms: now.saturating_sub(entry.first_ms), blocks: entry.blocks };
+        Ok(self.remote.knows_repeats(tried).await?.err())
+    }
+
+    /// Drives and settles the open entries of these shards, whoever owns them: until they are settled the shards cannot move.
+    async fn settle_open(&mut self, shards: Vec<ShardId>) -> Result<bool, SinkError> {
+        let entries = self
+            .job_connected(move |connection, route| {
+                let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
+                let mut found: Vec<i64> = Vec::new();
+                for shard in &shards {
+                    let open = entry::open_entry(connection, route, shard).map_err(doing)?;
+                    found.extend(open.filter(|id| !found.contains(id)));
+                }
+                found
+                    .into_iter()
+                    .map(|id| match entry::read(connection, route, id) {
+                        Ok(entry) => Ok(entry),
+                        Err(Unread::Sqlite(error)) => Err(schema::fault(&format!("reading journal entry {id}"), &error)),
+                        Err(Unread::Corrupt(what)) => Err(SinkError::Unknown {
+                            reason: format!("{what}; restore the folder, or, once you have looked into the target, take the entry out by \
+                                             hand (docs/clickhouse.md)"),
+                        }
+                        .into()),
+                    })
+                    .collect::<Result<Vec<Option<Entry>>, Fault>>()
+            })
+            .await?;
+        let mut any = false;
+        for mut entry in entries.into_iter().flatten() {
+            any = true;
+            let name = entry.name(&self.route);
+            let applied = match entry.verdict.as_deref() {
+                Some(verdict) => {
+                    warn!("{name}: settled as someone has said: {verdict:?}");
+                    verdict == "in"
+                }
+                None => match self.drive(&mut entry, false).await {
+                    Driven::In => true,
+                    Driven::Out { reason, .. } | Driven::Unknown { reason } => {
+                        return Err(SinkError::Unknown { reason });
+                    }
+                },
+            };
+            self.crash.point()?;
+            self.job_connected(move |connection, route| settle(connection, route, &entry, applied)).await?;
+            self.crash.point()?;
+            info!("{name}: settled");
+        }
+        Ok(any)
+    }
+
+    async fn take_over(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
+        self.hold()?;
+        let states = self.book.acquire(shards, how).await?;
+        let not_yet = |error| match error {
+            SinkError::Unknown { reason } => SinkError::NotApplied {
+                reason: format!("an earlier batch must be settled first: {reason}"),
+                retry: true,
+            },
+            other => other,
+        };
+        if !self.settle_open(shards.to_vec()).await.map_err(not_yet)? {
+            return Ok(states);
+        }
+        self.job(move |connection, route| {
+            states
+                .iter()
+                .map(|state| {
+                    stand_now(connection, route, state)
+                        .map_err(|error| schema::fault("reading a shard", &error))?
+                        .map_err(Fault::from)
+                })
+                .collect()
+        })
+        .await
+    }
+}
+
+/// P4 without moving: the shard stands before this step, under its epoch.
+fn stands(transaction: &rusqlite::Transaction<'_>, route: &str, step: &ShardStep) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("looking at the fence", &error);
+    match shard_row(transaction, route, &step.shard).map_err(doing)? {
+        Some(row) if row.epoch == step.epoch && row.sequence == step.sequence.saturating_sub(1) => Ok(()),
+        _ => Err(missed(transaction, route, step).unwrap_or_else(doing)),
+    }
+}
+
+/// All of them stand, and nothing of them is open.
+fn stand(transaction: &rusqlite::Transaction<'_>, route: &str, steps: &[ShardStep]) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
+    for step in steps {
+        stands(transaction, route, step)?;
+        if let Some(open) = entry::open_entry(transaction, route, &step.shard).map_err(doing)? {
+            return Err(Fault {
+                error: SinkError::NotApplied {
+                    reason: format!(
+                        "an earlier batch of shard {} is open in the journal (entry {open}): acquire the shard",
+                        step.shard
+                    ),
+                    retry: true,
+                },
+                lost: true,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn book(connection: &mut Connection) -> Result<Vec<u8>, Fault> {
+    entry::book(connection).map_err(|error| schema::fault("reading the book's name", &error))
+}
+
+/// The batch as a whole, durable, before anything of it is sent.
+fn journal(
+    connection: &mut Connection,
+    route: &str,
+    mut batch: Entry,
+    name: &[u8],
+    bound: u64,
+) -> Result<Entry, Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("journaling a batch", &error);
+    let transaction = begin(connection)?;
+    stand(&transaction, route, &batch.steps)?;
+    if entry::book(&transaction).map_err(doing)? != name {
+        let reason = "the book is another one now: acquire the shards again".to_owned();
+        return Err(Fault { error: SinkError::NotApplied { reason, retry: true }, lost: true });
+    }
+    let (taken, bytes) = (entry::taken(&transaction).map_err(doing)?, batch.bytes());
+    if taken.saturating_add(bytes) > bound {
+        let reason = format!(
+            "the journal is full: {taken} bytes of open batches and {bytes} more pass journal_max_size = {bound}; {}",
+            if bytes > bound {
+                "raise it, or lower the route's batch.max_bytes"
+            } else {
+                "it goes on as they are settled"
+            }
+        );
+        return Err(SinkError::NotApplied { reason, retry: bytes <= bound }.into());
+    }
+    batch.first_ms = entry::now(&transaction).map_err(doing)?;
+    batch.id = entry::insert(&transaction, route, &batch).map_err(doing)?;
+    commit(transaction)?;
+    Ok(batch)
+}
+
+fn write(
+    transaction: &rusqlite::Transaction<'_>,
+    route: &str,
+    steps: &[ShardStep],
+    finish: &Finish,
+) -> Result<(), Fault> {
+    deliver::write_finish(transaction, route, steps, finish)
+        .map_err(|error| schema::fault("writing marks and dead letters", &error))
+}
+
+fn remove(transaction: &rusqlite::Transaction<'_>, id: i64) -> Result<(), Fault> {
+    match entry::remove(transaction, id) {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            Err(SinkError::Unknown { reason: format!("journal entry {id} is gone: it was settled") }.into())
+        }
+        Err(error) => Err(schema::fault("taking a batch out of the journal", &error)),
+    }
+}
+
+/// As the entry says, whoever owns the shards by now; nothing if another has done it.
+fn settle(connection: &mut Connection, route: &str, batch: &Entry, applied: bool) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("settling a batch", &error);
+    let transaction = begin(connection)?;
+    if !entry::remove(&transaction, batch.id).map_err(doing)? {
+        return Ok(());
+    }
+    if applied {
+        for step in &batch.steps {
+            let moved = transaction
+                .execute(
+                    "UPDATE oncegate_shards SET sequence = ?3, position = coalesce(?4, position), watermark_ms = ?5
+                     WHERE route = ?1 AND shard = ?2 AND sequence = ?3 - 1",
+                    params![route, &*step.shard, step.sequence, step.position, step.watermark_ms],
+                )
+                .map_err(doing)?;
+            if moved != 1 {
+                let reason = format!(
+                    "{}: its shard is not at sequence {}: the book was changed from outside",
+                    batch.name(route),
+                    step.sequence.saturating_sub(1)
+                );
+                return Err(SinkError::Unknown { reason }.into());
+            }
+        }
+        write(&transaction, route, &batch.steps, &batch.finish)?;
+    }
+    commit(transaction)
+}
+
+/// The shard as it stands after a batch was settled; `Fenced` if another has taken it since.
+fn stand_now(
+    connection: &Connection,
+    route: &str,
+    state: &ShardState,
+) -> rusqlite::Result<Result<ShardState, SinkError>> {
+    let now = connection
+        .query_row(
+            "SELECT sequence, position, watermark_ms, floor_ms FROM oncegate_shards
+             WHERE route = ?1 AND shard = ?2 AND epoch = ?3",
+            params![route, &*state.shard, state.epoch],
+            |row| {
+                Ok(ShardState {
+                    shard: state.shard.clone(),
+                    epoch: state.epoch,
+                    sequence: row.get(0)?,
+                    position: row.get(1)?,
+                    watermark_ms: row.get(2)?,
+                    floor_ms: row.get(3)?,
+                })
+            },
+        )
+        .optional()?;
+    if let Some(now) = now {
+        return Ok(Ok(now));
+    }
+    Ok(Err(match shard_row(connection, route, &state.shard)? {
+        Some(row) => row.fenced(&state.shard),
+        None => SinkError::NotApplied {
+            reason: format!("shard {} is gone from the book", state.shard),
+            retry: true,
+        },
+    }))
+}
+
+#[async_trait]
+impl Session for JournalSession {
+    async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
+        self.hold()?;
+        self.book.register_route(proposed).await
+    }
+
+    async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
+        self.whole = false;
+        let states = self.take_over(shards, how).await?;
+        self.whole = true;
+        Ok(states)
+    }
+
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
+        self.hold()?;
+        self.book.shards(prefix).await
+    }
+
+    async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
+        if !self.connected() {
+            let reason = "there is no connection: acquire the shards first".to_owned();
+            return Err(SinkError::NotApplied { reason, retry: true });
+        }
+        self.whole = false;
+        let result = self.deliver_whole(batch).await;
+        self.whole = !matches!(result, Err(SinkError::Unknown { .. }));
+        result
+    }
+
+    async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError> {
+        self.whole = false;
+        self.hold()?;
+        // First, so that also who has lost the shard finds its marks in the book.
+        self.settle_open(steps.iter().map(|step| step.shard.clone()).collect()).await?;
+        let found = self.book.resolve(steps).await?;
+        self.whole = true;
+        Ok(found)
+    }
+
+    async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError> {
+        self.book.marks_since(shard, sequence).await
+    }
+
+    async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError> {
+        self.book.expire_marks(owned, floor_ms).await
+    }
+
+    async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError> {
+        self.book.heartbeat(owned).await
+    }
+
+    async fn forget_all(&mut self, owned: &[(ShardId, i64)]) -> Result<u64, SinkError> {
+        self.book.forget_all(owned).await
+    }
+
+    async fn keep_partitions(
+        &mut self,
+        counts: &[(ShardId, i64, i64)],
+    ) -> Result<Vec<Option<i64>>, SinkError> {
+        self.book.keep_partitions(counts).await
+    }
+
+    async fn keep_sources(
+        &mut self,
+        sources: &[(ShardId, i64, String)],
+        renew: bool,
+    ) -> Result<Vec<Option<String>>, SinkError> {
+        self.book.keep_sources(sources, renew).await
+    }
+
+    async fn now_ms(&mut self) -> Result<i64, SinkError> {
+        self.hold()?;
+        self.book.now_ms().await
+    }
+
+    fn connected(&self) -> bool {
+        self.whole && self.book.connected()
+    }
+
+    fn life(&self) -> Life {
+        self.book.life()
+    }
+}

@@ -1,0 +1,285 @@
+//! Tokens, partitions, modes, errors; what is lost and driven again.
+
+use adapters::sink::{Resolution, RowKind, RowOutcome, SinkError};
+use oncegate_tests::proxy::http::{Cut, HttpProxy};
+
+use crate::rig::Rig;
+
+const PLAIN: &str = "(id UInt64, v String DEFAULT '') ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 1000";
+
+/// P15: one batch, driven fifty times behind replies that are lost, is in once.
+#[tokio::test]
+async fn p15_one_batch_driven_fifty_times_is_in_once() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    proxy.cut_inserts(50, Cut::Answer);
+    let lost = rig.deliver(&[&[("id", "1")], &[("id", "2")]]).await.unwrap_err();
+    assert!(matches!(lost, SinkError::Unknown { .. }), "{lost}");
+    let mut asked = 1;
+    let resolution = loop {
+        match rig.resolve().await {
+            Ok(resolution) => break resolution,
+            Err(SinkError::Unknown { .. }) => asked += 1,
+            Err(other) => panic!("{other}"),
+        }
+    };
+    assert!(matches!(resolution, Resolution::Applied(_)));
+    assert_eq!((asked, proxy.inserts(), rig.count().await), (50, 51, 2));
+}
+
+/// A request that never reached the server, one that reached it in part, one whose answer was lost.
+#[tokio::test]
+async fn p5_cut_connections_lose_and_double_nothing() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    let mut ids: Vec<String> = Vec::new();
+    for (at, cut) in
+        [Cut::Request, Cut::InsideRequest, Cut::Answer, Cut::Late].into_iter().cycle().take(12).enumerate()
+    {
+        proxy.cut_inserts(1, cut);
+        let id = at.to_string();
+        match rig.deliver(&[&[("id", &id)]]).await {
+            Err(SinkError::Unknown { .. }) => {
+                assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+            }
+            other => panic!("{cut:?}: {other:?}"),
+        }
+        ids.push(id);
+        assert_eq!(rig.lines("id").await.len(), ids.len(), "{cut:?}");
+    }
+    // What came late is not seen yet.
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    assert_eq!(rig.lines("id").await.len(), 12);
+    // A server that is not there at all has nothing of it.
+    proxy.refuse(true);
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let away = rig.deliver(&[&[("id", "99")]]).await.unwrap_err();
+    assert!(matches!(away, SinkError::NotApplied { retry: true, .. }), "{away}");
+    assert!(rig.session.connected(), "the book is there");
+    proxy.refuse(false);
+    rig.deliver(&[&[("id", "99")]]).await.unwrap();
+    assert_eq!(rig.count().await, 13);
+}
+
+/// The engine drops equal blocks only by their token: rows that are equal to earlier ones are kept.
+#[tokio::test]
+async fn equal_rows_of_two_batches_are_two_rows() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    for _ in 0..3 {
+        rig.deliver(&[&[("id", "1"), ("v", "\"same\"")]]).await.unwrap();
+    }
+    assert_eq!(rig.count().await, 3);
+}
+
+#[tokio::test]
+async fn two_routes_into_one_table_lose_nothing_of_each_other() {
+    let mut one = Rig::new(PLAIN, |_| {}).await;
+    let mut two = Rig::on(one.server, one.table.clone(), "others", |_| {}).await;
+    let folder = one.config.journal.folder.clone();
+    let mut three =
+        Rig::on(one.server, one.table.clone(), "third", |config| config.journal.folder = folder).await;
+    for _ in 0..3 {
+        for rig in [&mut one, &mut two, &mut three] {
+            rig.deliver(&[&[("id", "7")], &[("id", "8")]]).await.unwrap();
+        }
+    }
+    assert_eq!(one.count().await, 18);
+}
+
+#[tokio::test]
+async fn p15_a_batch_over_many_partitions_is_cut_by_them() {
+    for (key, partitions) in [
+        ("toYYYYMM(at)", 3),
+        ("toDate(at, 'Asia/Tokyo')", 60),
+        ("(kind, toYear(at))", 6),
+        ("id % 4", 4),
+        ("cityHash64(kind) % 8", 3),
+    ] {
+        let mut rig = Rig::new(
+            &format!(
+                "(id UInt64, kind LowCardinality(String), at DateTime('UTC')) ENGINE = MergeTree PARTITION BY {key} ORDER BY id \
+                 SETTINGS non_replicated_deduplication_window = 1000"
+            ),
+            |_| {},
+        )
+        .await;
+        let rows: Vec<[String; 3]> = (0..600)
+            .map(|n| {
+                let at =
+                    jiff::Timestamp::from_second(1_704_067_200 + n * 8640 * if n % 7 == 0 { -1 } else { 1 })
+                        .unwrap();
+                [n.to_string(), format!("\"k{}\"", n % 3), format!("\"{at}\"")]
+            })
+            .collect();
+        let fields: Vec<Vec<(&str, &str)>> = rows
+            .iter()
+            .map(|[id, kind, at]| vec![("id", id.as_str()), ("kind", kind.as_str()), ("at", at.as_str())])
+            .collect();
+        let fields: Vec<&[(&str, &str)]> = fields.iter().map(Vec::as_slice).collect();
+        rig.deliver(&fields).await.unwrap();
+        // With the answers at hand.
+        rig.deliver(&fields).await.unwrap();
+        assert_eq!(rig.count().await, 1200, "{key}");
+        let found = rig.server.number(&format!("SELECT uniqExact(_partition_id) FROM {}", rig.table)).await;
+        assert!(found >= partitions, "{key}: {found} partitions");
+    }
+}
+
+const REPLACING: &str = "(id UInt64, at DateTime64(3, 'UTC'), v String DEFAULT 'none', gone UInt8) \
+     ENGINE = ReplacingMergeTree(at, gone) ORDER BY id SETTINGS non_replicated_deduplication_window = 1000";
+
+async fn replacing() -> Rig {
+    Rig::new(REPLACING, |config| {
+        config.mode = adapters::sink::Mode::UpsertIfNewer;
+        config.row_key = vec!["id".to_owned()];
+        config.version = Some("at".to_owned());
+    })
+    .await
+}
+
+#[tokio::test]
+async fn upsert_if_newer_ends_in_the_newest_and_deletes_keep_older_writes_away() {
+    use RowKind::{Delete, Write};
+    let mut rig = replacing().await;
+    let at = |second: u32| format!("\"2024-01-01T00:00:{second:02}Z\"");
+    let (t1, t2, t3, t4) = (at(1), at(2), at(3), at(4));
+    let outcomes = rig
+        .deliver_kinds(&[
+            (Write, &[("id", "1"), ("at", &t2), ("v", "\"b\"")]),
+            (Write, &[("id", "1"), ("at", &t1), ("v", "\"a\"")]),
+            (Write, &[("id", "2"), ("at", &t1), ("v", "\"x\"")]),
+            (Write, &[("id", "1"), ("at", &t3), ("v", "\"c\"")]),
+            (Write, &[("id", "3"), ("at", &t1)]),
+        ])
+        .await
+        .unwrap();
+    let written = RowOutcome::Written;
+    assert_eq!(
+        outcomes,
+        [RowOutcome::Stale, RowOutcome::Stale, written.clone(), written.clone(), written.clone()]
+    );
+    rig.deliver_kinds(&[
+        (Write, &[("id", "1"), ("at", &t2), ("v", "\"older\"")]),
+        (Delete, &[("id", "2"), ("at", &t3)]),
+        (Delete, &[("id", "3"), ("at", &t2)]),
+    ])
+    .await
+    .unwrap();
+    rig.deliver_kinds(&[
+        (Write, &[("id", "2"), ("at", &t2), ("v", "\"too old\"")]),
+        (Write, &[("id", "3"), ("at", &t4), ("v", "\"again\"")]),
+    ])
+    .await
+    .unwrap();
+    let now =
+        rig.server.lines(&format!("SELECT id, v FROM {} FINAL ORDER BY id FORMAT TSV", rig.table)).await;
+    assert_eq!(now, ["1\tc", "3\tagain"]);
+    let missing = rig.encode(Delete, &[("id", "1")]).unwrap_err();
+    assert!(missing.column == "at" && missing.reason.contains("the version"), "{missing}");
+}
+
+/// P15: with a column that holds the token, a table that may have forgotten it can still be asked.
+#[tokio::test]
+async fn p15_past_the_window_the_batch_column_is_asked_or_the_lane_stops() {
+    for column in [true, false] {
+        let mut rig = Rig::new(
+            "(id UInt64, batch String) ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 100",
+            |config| config.batch_column = column.then(|| "batch".to_owned()),
+        )
+        .await;
+        let proxy = HttpProxy::start(rig.server.port()).await;
+        rig.config.url = rig.server.url_through(proxy.port());
+        rig.again().await.unwrap();
+        let row: &[(&str, &str)] = if column { &[("id", "1")] } else { &[("id", "1"), ("batch", "\"\"")] };
+        proxy.cut_inserts(1, Cut::Answer);
+        rig.deliver(&[row]).await.unwrap_err();
+        // Another writer makes the table forget: the token of the lost insert is not known any more.
+        for n in 0..101 {
+            rig.server
+                .query(&format!(
+                    "INSERT INTO {} SETTINGS async_insert = 0 VALUES ({}, 'another')",
+                    rig.table,
+                    100 + n
+                ))
+                .await
+                .unwrap();
+        }
+        let inserts = proxy.inserts();
+        if column {
+            assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+        } else {
+            let stopped = rig.resolve().await.unwrap_err().to_string();
+            assert!(
+                stopped.contains("non_replicated_deduplication_window") && stopped.contains("verdict"),
+                "{stopped}"
+            );
+            let refused = rig.again().await.unwrap_err().to_string();
+            assert!(refused.contains("could come in twice"), "{refused}");
+            rig.book().execute("UPDATE oncegate_journal SET verdict = 'in'", []).unwrap();
+            rig.again().await.unwrap();
+            assert_eq!(rig.state.sequence, 1);
+        }
+        assert_eq!((proxy.inserts(), rig.count().await), (inserts, 102));
+        // One that never arrived is seen to be missing, and sent.
+        if column {
+            proxy.cut_inserts(1, Cut::Request);
+            rig.deliver(&[&[("id", "2")]]).await.unwrap_err();
+            for n in 0..101 {
+                rig.server
+                    .query(&format!(
+                        "INSERT INTO {} SETTINGS async_insert = 0 VALUES ({}, 'another')",
+                        rig.table,
+                        300 + n
+                    ))
+                    .await
+                    .unwrap();
+            }
+            assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+            assert_eq!(
+                rig.server.number(&format!("SELECT count() FROM {} WHERE id = 2", rig.table)).await,
+                1
+            );
+            let tokens = rig
+                .server
+                .number(&format!("SELECT uniqExact(batch) FROM {} WHERE id < 100", rig.table))
+                .await;
+            assert_eq!(tokens, 2);
+        }
+    }
+}
+
+/// What the server surely refuses is not applied, and the lane may cut the batch again.
+#[tokio::test]
+async fn a_table_that_does_not_fit_any_more_is_refused_without_a_trace() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    rig.server.query(&format!("ALTER TABLE {} DROP COLUMN v", rig.table)).await.unwrap();
+    let refused = rig.deliver(&[&[("id", "1"), ("v", "\"secret\"")]]).await.unwrap_err();
+    assert!(
+        matches!(&refused, SinkError::NotApplied { retry: false, reason } if reason.contains("ClickHouse answers") && !reason.contains("secret")),
+        "{refused}"
+    );
+    let open: i64 =
+        rig.book().query_row("SELECT count(*) FROM oncegate_journal", [], |row| row.get(0)).unwrap();
+    assert_eq!(open, 0);
+    rig.again().await.unwrap();
+    rig.deliver(&[&[("id", "1")]]).await.unwrap();
+    assert_eq!(rig.lines("id").await, ["1"]);
+}
+
+#[tokio::test]
+async fn a_large_batch_is_one_block() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    let ids: Vec<String> = (0..200_000).map(|n| n.to_string()).collect();
+    let rows: Vec<[(&str, &str); 1]> = ids.iter().map(|id| [("id", id.as_str())]).collect();
+    let fields: Vec<&[(&str, &str)]> = rows.iter().map(|row| &row[..]).collect();
+    rig.deliver(&fields).await.unwrap();
+    let (database, table) = rig.table.split_once('.').unwrap();
+    let parts = format!(
+        "SELECT max(max_block_number) FROM system.parts WHERE database = '{database}' AND table = '{table}'"
+    );
+    assert_eq!((rig.count().await, rig.server.number(&parts).await), (200_000, 1));
+}
