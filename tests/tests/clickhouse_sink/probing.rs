@@ -9,10 +9,10 @@ use oncegate_tests::servers::Clickhouse;
 async fn misfits(columns: &str, change: impl FnOnce(&mut ClickhouseConfig)) -> String {
     let server = Clickhouse::shared();
     let table = server.table("p", columns).await;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut config = ClickhouseConfig::new(server.url(), table, folder.path());
     change(&mut config);
-    match ClickhouseSink::new(config).unwrap().probe().await {
+    match ClickhouseSink::new(config).expect("a good URL").probe().await {
         Ok(_) => String::new(),
         Err(misfits) => misfits.iter().map(|misfit| format!("{misfit}\n")).collect(),
     }
