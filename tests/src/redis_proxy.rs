@@ -25,6 +25,8 @@ pub enum Snag {
     After,
     /// The server answers, and the connection is cut before the answer passes.
     Reply,
+    /// It reaches the server so much later.
+    Held(Duration),
     /// The answer passes so much later.
     Late(Duration),
 }
@@ -61,6 +63,10 @@ impl RedisProxy {
                 tokio::spawn(async move {
                     let server = SocketAddr::from(([127, 0, 0, 1], server_port));
                     let Ok(server) = TcpStream::connect(server).await else { return };
+                    // Else each small reply would wait for 40 ms.
+                    if client.set_nodelay(true).is_err() || server.set_nodelay(true).is_err() {
+                        return;
+                    }
                     tokio::select! {
                         _ = ends.changed() => {}
                         () = forward(client, server, &shared) => {}
@@ -135,6 +141,14 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, shared: &Mutex<Sh
                 shared.snag.take()
             } else {
                 None
+            };
+            let snag = match snag {
+                Some((Snag::Held(delay), sprung)) => {
+                    let _heard = sprung.send(());
+                    tokio::time::sleep(delay).await;
+                    None
+                }
+                snag => snag,
             };
             let passes = match &snag {
                 Some((Snag::Before, _)) => 0,

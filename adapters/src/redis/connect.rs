@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use ::redis::{AsyncConnectionConfig, Cmd, RedisError, Value, aio::MultiplexedConnection, cmd, pipe};
+use ::redis::{
+    AsyncConnectionConfig, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd, pipe,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -197,6 +199,11 @@ impl Link {
             Ok(value) => Ok(value),
             Err(error) => Err(Fault::of(error)),
         }
+    }
+
+    /// Several commands at once, each of which answers with a text, bounded by the caller.
+    pub(super) async fn commands(&mut self, commands: &Pipeline) -> Result<Vec<String>, Fault> {
+        commands.query_async(&mut self.connection).await.map_err(Fault::of)
     }
 
     /// One script, within `limit`. A server that does not know it any more is told again: it has not run.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::redis::{Value, cmd};
+use ::redis::{Value, cmd, pipe};
 
 use super::{
     Durability, MAX_COLUMNS, RedisConfig, Shared,
@@ -224,19 +224,19 @@ async fn other_types(link: &mut Link, config: &RedisConfig) -> Result<Option<Mis
         let found = link.command(&scan).await?;
         let parts = reply::list(&found)?;
         cursor = reply::text(parts, 0)?.to_owned();
-        for key in reply::list(parts.get(1).unwrap_or(&Value::Nil))?.iter().take(1000) {
-            let Some(key) = reply::maybe(key)? else { continue };
-            let kind = link.command(cmd("TYPE").arg(key)).await?;
-            let kind = String::from_utf8_lossy(reply::maybe(&kind)?.unwrap_or_default()).into_owned();
-            if kind != "hash" && kind != "none" {
-                return Ok(Some(misfit(
-                    format!(
-                        "there is a {kind} among the keys that begin with {:?}, and rows are hashes",
-                        config.prefix
-                    ),
-                    "choose another prefix, or move it away",
-                )));
-            }
+        let mut types = pipe();
+        for key in reply::list(parts.get(1).unwrap_or(&Value::Nil))? {
+            types.cmd("TYPE").arg(reply::maybe(key)?.unwrap_or_default());
+        }
+        let kinds = if types.is_empty() { Vec::new() } else { link.commands(&types).await? };
+        if let Some(kind) = kinds.into_iter().find(|kind| kind != "hash" && kind != "none") {
+            return Ok(Some(misfit(
+                format!(
+                    "there is a {kind} among the keys that begin with {:?}, and rows are hashes",
+                    config.prefix
+                ),
+                "choose another prefix, or move it away",
+            )));
         }
         if cursor == "0" {
             break;

@@ -287,3 +287,40 @@ async fn marks_say_what_became_of_rows_that_others_change_meanwhile() {
     let marks = owner.session.marks_since(&SHARD.into(), 0).await.expect("marks");
     assert_eq!(marks.into_iter().map(|mark| mark.block).collect::<Vec<_>>(), done);
 }
+
+/// How long the server serves nobody else, as it measures it itself.
+#[tokio::test]
+async fn a_large_batch_holds_the_server_for_less_than_its_bound_on_scripts() {
+    const ROWS: i64 = 20_000;
+    let redis = server();
+    set(&redis, "CONFIG SET slowlog-log-slower-than 1000");
+    for mode in [Mode::Insert, Mode::Upsert, Mode::UpsertIfNewer] {
+        redis.command(1, &["FLUSHDB"]).expect("emptied");
+        let mut owner = Owner::new(config(&redis, mode).await).await;
+        let rows = |version| -> Vec<_> {
+            (0..ROWS)
+                .map(|n| write(&format!("row-{n:08}"), version, n).note("thirty characters of a note.."))
+                .collect()
+        };
+        for (version, outcome) in [(1, 'w'), (2, if mode == Mode::Insert { 's' } else { 'u' })] {
+            set(&redis, "SLOWLOG RESET");
+            let outcomes = owner.attempt(&rows(version)).await.expect("goes in");
+            assert!(letters(&outcomes).chars().all(|letter| letter == outcome), "{mode:?}");
+            let slow = redis.command(0, &["SLOWLOG", "GET"]).expect("the log");
+            let redis::Value::Array(slow) = slow else { panic!("a list, not {slow:?}") };
+            let took: Vec<i64> = slow
+                .iter()
+                .filter_map(|entry| match entry {
+                    redis::Value::Array(parts) => match (&parts[2], format!("{:?}", parts[3])) {
+                        (redis::Value::Int(micros), command) if command.contains("EVALSHA") => Some(*micros),
+                        _ => None,
+                    },
+                    _ => None,
+                })
+                .collect();
+            println!("{mode:?}, {ROWS} rows, {outcome}: the server was held for {took:?} us");
+            // Its default bound, after which it says that it is busy.
+            assert!(took.iter().all(|micros| *micros < 5_000_000), "{took:?}");
+        }
+    }
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adapters::{
     redis::{Durability, RedisConfig},
-    sink::{Mode, Resolution, RowOutcome, SinkError},
+    sink::{Acquire, Mode, Resolution, RowOutcome, SinkError},
 };
 use oncegate_tests::{
     conformance::{SHARD, block, delete, letters, write},
@@ -46,7 +46,7 @@ async fn p5_a_batch_whose_connection_broke_is_in_once_or_not_at_all() {
         let applied = resolved(&mut owner).await;
         match snag {
             Snag::Before | Snag::Half => assert!(!applied, "{snag:?}"),
-            Snag::After => {}
+            Snag::After | Snag::Held(_) => {}
             Snag::Reply | Snag::Late(_) => assert!(applied, "{snag:?}"),
         }
         let count = redis.hashes(1, &format!("rows:{round}-")).len();
@@ -59,6 +59,58 @@ async fn p5_a_batch_whose_connection_broke_is_in_once_or_not_at_all() {
         assert_eq!(marks.len(), 1, "{snag:?}");
         assert_eq!(marks[0].block, block(&step, &vec![RowOutcome::Written; size]), "{snag:?}");
     }
+}
+
+/// Rows change after the look and before the write: the batch is sealed anew, with what is true then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_whose_rows_change_under_it_says_what_is_true() {
+    let redis = server();
+    let proxy = RedisProxy::start(redis.port()).await;
+    for mode in [Mode::Insert, Mode::Upsert, Mode::UpsertIfNewer] {
+        redis.command(1, &["FLUSHDB"]).expect("emptied");
+        let config = config(&redis, mode).await;
+        let mut owner = Owner::new(RedisConfig { url: redis.url_through(proxy.port(), 1), ..config }).await;
+        redis.command(1, &["HSET", "rows:b", "id", "b", "version", "1"]).expect("set");
+        let held = proxy.snag(Snag::Held(Duration::from_millis(150)));
+        let meanwhile = async {
+            held.await.expect("the write is on its way");
+            redis.command(1, &["HSET", "rows:a", "id", "a", "version", "9"]).expect("set");
+            redis.command(1, &["DEL", "rows:b"]).expect("deleted");
+            redis.command(1, &["SET", "rows:c", "text"]).expect("set");
+        };
+        let (step, before) = (owner.step(), proxy.writes());
+        let batch = ["a", "b", "c"].map(|id| write(id, 5, 1));
+        let (outcomes, ()) = tokio::join!(owner.attempt(&batch), meanwhile);
+        let outcomes = outcomes.expect("goes in");
+        assert_eq!(letters(&outcomes), if mode == Mode::Upsert { "uwr" } else { "swr" }, "{mode:?}");
+        assert_eq!(proxy.writes() - before, 2, "{mode:?}");
+        let marks = owner.session.marks_since(&SHARD.into(), 0).await.expect("marks");
+        assert_eq!(marks[0].block, block(&step, &outcomes));
+        let rows = redis.command(1, &["HGET", "rows:a", "version"]).expect("a row");
+        let kept = if mode == Mode::Upsert { "5" } else { "9" };
+        assert_eq!(rows, redis::Value::BulkString(kept.into()), "{mode:?}");
+    }
+}
+
+/// P4: the epoch of a server that went back may come again, for another owner.
+#[tokio::test]
+async fn p4_another_owner_at_the_same_epoch_is_another_owner() {
+    let redis = server();
+    let mut owner = Owner::new(config(&redis, Mode::Insert).await).await;
+    owner.attempt(&[write("a", 1, 1)]).await.expect("goes in");
+    redis.command(1, &["HSET", "oncegate:{route}:shard:http/0", "owner", "second"]).expect("set");
+    let owned = owner.owned();
+    let step = owner.step();
+    let said = [
+        owner.attempt(&[write("b", 1, 1)]).await.map(drop),
+        owner.session.heartbeat(&owned).await,
+        owner.session.expire_marks(&owned, 5000).await.map(drop),
+        owner.session.resolve(&[step]).await.map(drop),
+    ];
+    for said in said {
+        assert!(matches!(&said, Err(SinkError::Fenced { owner, .. }) if owner == "second"), "{said:?}");
+    }
+    assert_eq!(redis.hashes(1, "rows:").len(), 1);
 }
 
 /// The server has the batch in its hands and stands still; it goes on while the batch is resolved.
@@ -86,6 +138,19 @@ async fn p5_a_frozen_server_applies_a_batch_once_or_not_at_all() {
     }
     assert_eq!(redis.hashes(1, "rows:").len(), 4);
     assert_eq!(owner.state.sequence, 4);
+}
+
+/// P6: a lane that has no shards yet makes its connection by acquiring none.
+#[tokio::test]
+async fn p6_acquiring_nothing_makes_the_connection() {
+    let redis = server();
+    let mut owner = Owner::new(config(&redis, Mode::Insert).await).await;
+    assert_eq!(owner.session.resolve(&[]).await.expect("asked"), (Resolution::NotApplied, vec![]));
+    assert!(owner.session.connected());
+    assert_eq!(owner.session.acquire(&[], Acquire::Force).await.expect("asked"), []);
+    owner.session.heartbeat(&[]).await.expect("nothing to show");
+    assert_eq!(owner.session.expire_marks(&[], 5).await.expect("nothing to expire"), 0);
+    owner.attempt(&[write("a", 1, 1)]).await.expect("goes in");
 }
 
 /// P6: the end of the server is heard without asking, and what it acknowledged is there when it is back.

@@ -1,6 +1,10 @@
 -- Takes shards over: epoch + 1 each. With 'resolve' only those that no other owner has taken since, and their marks of one sequence.
 -- KEYS: the route's shards; per shard shard, marks
 local COUNT, owner, stale_ms, resolve = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4] == 'resolve'
+-- A connection is asked for, and no shard yet.
+if COUNT == 0 then
+  return {'taken'}
+end
 local now = now_ms()
 local trouble = misplaced(KEYS[1], 'set')
 local epochs = {}
