@@ -39,6 +39,8 @@ use crate::sink::{Encode, Guarantee, Misfit, Mode, Session, Sink};
 
 /// Rows of one batch at most: while its script runs, the server does nothing else.
 pub const MAX_ROWS: usize = 50_000;
+/// Bytes of one batch at most: a server takes no more than a gigabyte from a client at once.
+pub const MAX_BYTES: u64 = 256 << 20;
 /// Columns of a row at most.
 pub const MAX_COLUMNS: usize = 1_000;
 

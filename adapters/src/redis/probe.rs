@@ -112,7 +112,20 @@ async fn check(link: &mut Link, config: &RedisConfig) -> Result<Vec<Misfit>, Fau
         Ok(_) | Err(Fault::Server(_)) => None,
         Err(lost) => return Err(lost),
     };
+    let longest = match link.command(cmd("CONFIG").arg("GET").arg("proto-max-bulk-len")).await {
+        Ok(Value::Array(parts)) => reply::number(&parts, 1).ok(),
+        Ok(_) | Err(Fault::Server(_)) => None,
+        Err(lost) => return Err(lost),
+    };
     let mut misfits = server_misfits(&info, fsync.as_deref(), config);
+    // Also a batch's marks are one argument: 28 bytes a record.
+    let needed = config.max_row_bytes.max(2 << 20) as u64;
+    if let Some(longest) = longest.filter(|longest| longest.unsigned_abs() < needed) {
+        misfits.push(misfit(
+            format!("proto-max-bulk-len is {longest}, and arguments may have {needed} bytes"),
+            "raise it, or lower max_row_size",
+        ));
+    }
     if misfits.is_empty() {
         let mut call = Call::default();
         call.key(format!("{OURS}probe")).key(format!("{}oncegate-probe", config.prefix));

@@ -26,14 +26,7 @@ pub(super) fn classify(text: &str) -> Class {
     if text.contains("Script killed by user") {
         return refused(true, "it is tried again");
     }
-    // Version 6 puts the code of what a script ran into behind words of its own.
-    let code = match text.split_once("@user_script") {
-        Some((before, inner)) if before.starts_with("ERR Error running script") => {
-            inner.split_once(": ").map_or("", |(_, inner)| inner).trim_start_matches(['-', '@'])
-        }
-        _ => text,
-    };
-    match code.split([' ', ':']).next().unwrap_or_default() {
+    match bare(text).split([' ', ':']).next().unwrap_or_default() {
         "OOM" => refused(true, "raise the server's maxmemory, or make room"),
         "BUSY" => refused(
             true,
@@ -55,6 +48,16 @@ pub(super) fn classify(text: &str) -> Class {
         ),
         "WRONGTYPE" => refused(false, "a key of Oncegate's holds something else: move it away"),
         _ => Class::Doubt,
+    }
+}
+
+/// Without where it came up: version 6 puts that before the code of what a script ran into.
+pub(super) fn bare(text: &str) -> &str {
+    match text.split_once("@user_script") {
+        Some((before, inner)) if before.is_empty() || before.starts_with("ERR Error running script") => {
+            inner.trim_start_matches(|c: char| matches!(c, ':' | ' ' | '-' | '@') || c.is_ascii_digit())
+        }
+        _ => text.trim_start_matches('-'),
     }
 }
 
@@ -160,7 +163,7 @@ pub(super) fn refusal(parts: &[Value], names: &Names<'_>) -> Result<Option<SinkE
             retry: false,
         },
         "refused" => {
-            let said = text(parts, 1)?.trim_start_matches('-').to_owned();
+            let said = bare(text(parts, 1)?).trim_end().to_owned();
             match classify(&said) {
                 Class::Refused { retry, advice } => {
                     SinkError::NotApplied { reason: format!("{said}; {advice}"), retry }

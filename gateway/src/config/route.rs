@@ -104,8 +104,8 @@ pub(super) struct SinkView {
     row_key: Vec<String>,
     keeps_rows: bool,
     takes_json_only: bool,
-    /// Records of one batch at most.
-    most: i64,
+    /// Records and bytes of one batch at most.
+    most: (i64, u64),
 }
 
 impl SinkView {
@@ -115,7 +115,7 @@ impl SinkView {
             row_key: sink.row_key.clone(),
             keeps_rows: sink.keeps_rows(),
             takes_json_only: matches!(sink.target, super::sink::Target::Files(_)),
-            most: sink.most_records(),
+            most: sink.most_of_batch(),
         }
     }
 }
@@ -240,7 +240,7 @@ fn rules(section: &Section<'_, '_>, event_time: Option<&EventTime>, view: Option
             );
         }
     }
-    let batch = batch(section, view.map_or(1_000_000, |view| view.most));
+    let batch = batch(section, view.map_or(super::sink::MOST_OF_BATCH, |view| view.most));
     let clock = |key, default| {
         let Some(item) = section.item(key) else { return default };
         if !arrival && event_time.is_some() {
@@ -283,11 +283,11 @@ struct Batch {
     linger_ms: u64,
 }
 
-fn batch(section: &Section<'_, '_>, most: i64) -> Batch {
+fn batch(section: &Section<'_, '_>, (records, bytes): (i64, u64)) -> Batch {
     let mut batch = Batch { max_records: 20_000, max_bytes: 16 << 20, linger_ms: 0 };
     if let Some(section) = section.section("batch") {
-        batch.max_records = section.count("max_records", 1..=most, 20_000) as usize;
-        batch.max_bytes = section.size("max_bytes", 1 << 10..=1 << 30, 16 << 20) as usize;
+        batch.max_records = section.count("max_records", 1..=records, 20_000) as usize;
+        batch.max_bytes = section.size("max_bytes", 1 << 10..=bytes, 16 << 20) as usize;
         batch.linger_ms = section.duration("linger", ms(0)..=secs(60), ms(0)).as_millis() as u64;
         section.close();
     }

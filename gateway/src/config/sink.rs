@@ -114,12 +114,12 @@ impl SinkConfig {
         }
     }
 
-    /// Records of one batch at most.
-    pub fn most_records(&self) -> i64 {
+    /// Records and bytes of one batch at most.
+    pub fn most_of_batch(&self) -> (i64, u64) {
         match &self.target {
             #[cfg(feature = "redis")]
-            Target::Redis(_) => adapters::redis::MAX_ROWS as i64,
-            _ => 1_000_000,
+            Target::Redis(_) => (adapters::redis::MAX_ROWS as i64, adapters::redis::MAX_BYTES),
+            _ => MOST_OF_BATCH,
         }
     }
 
@@ -143,6 +143,9 @@ impl SinkConfig {
         })
     }
 }
+
+/// Records and bytes of one batch at most, whatever the sink.
+pub(super) const MOST_OF_BATCH: (i64, u64) = (1_000_000, 1 << 30);
 
 /// Sink types that the design names and this build does not have.
 const LATER: [&str; 6] = ["doris", "duckdb", "elasticsearch", "http", "opensearch", "starrocks"];

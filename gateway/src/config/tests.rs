@@ -471,6 +471,8 @@ fn a_redis_sink_names_its_columns_and_its_row_key() {
     let batch = sink(&format!("{KEY}{COLUMNS}"))
         .replace("key = \"/id\"", "key = \"/id\"\nbatch = { max_records = 50001 }");
     assert!(errors(&batch)[0].contains("50000"), "{:?}", errors(&batch));
+    let batch = batch.replace("max_records = 50001", "max_bytes = \"257MiB\"");
+    assert!(errors(&batch)[0].contains("256MiB"), "{:?}", errors(&batch));
 }
 
 #[test]
