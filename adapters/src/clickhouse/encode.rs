@@ -1,6 +1,6 @@
 //! A record's values to one row. Pure.
 //!
-//! A row is: the version (16 bytes), if there is one; the length (4 bytes) and the bytes of what decides its partition; the row as
+//! A row is: the layout's tag (4 bytes); the version (16 bytes), if there is one; the length (4 bytes) and the bytes of what decides its partition; the row as
 //! `RowBinaryWithDefaults`, of which the token, if the table has a column for it, is still to come.
 
 use std::sync::Arc;
@@ -87,6 +87,7 @@ impl Encoder {
             values::put(&layout.kinds[index], value, &mut sent).map_err(|fault| self.bad(index, fault))?;
             spans.push(start..sent.len());
         }
+        row.extend_from_slice(&layout.tag.to_le_bytes());
         if let Some(version) = layout.version {
             let number = version_of(&layout.kinds[version], &sent[spans[version].clone()]);
             row.extend_from_slice(&number.to_le_bytes());
@@ -128,8 +129,12 @@ pub(super) struct Taken<'a> {
     pub(super) sent: &'a [u8],
 }
 
-/// As the encoder made it; none if it did not.
+/// As the encoder made it; none if it was made for another table.
 pub(super) fn take<'a>(layout: &Layout, row: &'a [u8]) -> Option<Taken<'a>> {
+    let (tag, row) = row.split_first_chunk::<4>()?;
+    if u32::from_le_bytes(*tag) != layout.tag {
+        return None;
+    }
     let (version, row) = match layout.version {
         Some(_) => {
             let (version, rest) = row.split_first_chunk::<16>()?;

@@ -22,6 +22,8 @@ pub(super) struct Layout {
     pub(super) batch: Option<String>,
     /// URL parameters of an insert, but for its token.
     pub(super) statement: String,
+    /// Of the statement and the types: rows bear it, so that none is sent that was made for another table.
+    pub(super) tag: u32,
     pub(super) window: Window,
     /// Other copies of the table may be behind.
     pub(super) replicated: bool,

@@ -175,6 +175,8 @@ pub(super) async fn probe(config: &ClickhouseConfig, client: &mut Client) -> Res
         names.join(", ")
     );
     layout.statement = format!("{}&wait_end_of_query=1&{settings}", parameters([("query", insert.as_str())]));
+    let types: String = layout.columns.iter().map(|column| format!(",{}", column.type_name)).collect();
+    layout.tag = xxhash_rust::xxh3::xxh3_64((layout.statement.clone() + &types).as_bytes()) as u32;
     if misfits.is_empty() { Ok(layout) } else { Err(misfits) }
 }
 
@@ -449,6 +451,7 @@ fn fill(
         deleted,
         batch: config.batch_column.clone(),
         statement: String::new(),
+        tag: 0,
         window,
         replicated,
         views: !found.views.is_empty(),

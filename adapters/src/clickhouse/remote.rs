@@ -123,7 +123,7 @@ impl Table {
 
 fn not_ours() -> SinkError {
     SinkError::NotApplied {
-        reason: "a row is not of this sink's encoder: report this as a bug".to_owned(),
+        reason: "the table has changed since the rows were encoded; restart to read it again".to_owned(),
         retry: false,
     }
 }

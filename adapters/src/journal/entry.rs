@@ -203,6 +203,14 @@ pub(super) fn open_entry(connection: &Connection, route: &str, shard: &str) -> r
         .optional()
 }
 
+/// All open entries of a route, oldest first.
+pub(super) fn of_route(connection: &Connection, route: &str) -> rusqlite::Result<Vec<i64>> {
+    connection
+        .prepare_cached("SELECT id FROM oncegate_journal WHERE route = ?1 ORDER BY id")?
+        .query_map([route], |row| row.get(0))?
+        .collect()
+}
+
 /// Keeps it; answers with its number.
 pub(super) fn insert(transaction: &Transaction<'_>, route: &str, entry: &Entry) -> rusqlite::Result<i64> {
     transaction

@@ -15,6 +15,8 @@ use crate::sink::Misfit;
 #[derive(Debug)]
 pub(crate) struct Hold {
     _file: File,
+    /// Routes of which what was left open has been settled: for as long as a session lives that knows it.
+    pub(super) settled: tokio::sync::Mutex<HashMap<String, Weak<()>>>,
 }
 
 /// Those of this process, whose sinks and sessions share them.
@@ -48,7 +50,7 @@ impl Hold {
             },
             TryLockError::Error(error) => refused(error),
         })?;
-        let hold = Arc::new(Self { _file: file });
+        let hold = Arc::new(Self { _file: file, settled: tokio::sync::Mutex::default() });
         held.retain(|_, hold| hold.strong_count() > 0);
         held.insert(name, Arc::downgrade(&hold));
         Ok(hold)

@@ -4,6 +4,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `entry.rs` | what the journal keeps of a batch, its tables, its checksum |
+//! | `book.rs` | the transactions of a batch: journal, settle |
 //! | `session.rs` | [`crate::sink::Session`]: journal, drive, settle |
 //! | `hold.rs` | one process a book |
 //!
@@ -27,6 +28,7 @@
 //! The target forgets tokens. Past half of its window nothing is sent again before it was asked whether it is there ([`Remote::holds`]);
 //! if it cannot be asked, the lane stops, with a reason, until someone has looked ([`entry::Entry::verdict`]).
 
+mod book;
 mod entry;
 mod hold;
 mod session;

@@ -1,14 +1,18 @@
 //! One lane: journal, drive, settle. What has nothing to do with a batch goes to the book as it is.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::Connection;
 use tracing::{info, warn};
 
 use super::{
     Hold, JournalConfig, Remote, Sent, Tried,
+    book::{journal, name_of, remove, settle, stand, stand_now, stands, write},
     entry::{self, Entry, Part, Unread},
 };
 use crate::{
@@ -18,7 +22,7 @@ use crate::{
     },
     sqlite::{
         SqliteConfig,
-        deliver::{self, Finish, begin, commit, fence, missed, shard_row},
+        deliver::{Finish, begin, commit, fence},
         packed::Packed,
         rows::Stop,
         schema,
@@ -28,16 +32,22 @@ use crate::{
     },
 };
 
+/// How long a start waits before it drives an open batch again; then it is up to the caller.
+const PAUSES_MS: [u64; 6] = [50, 200, 500, 1000, 2000, 2000];
+
 /// One lane's book and its connection to the target.
 pub(crate) struct JournalSession {
     config: Arc<JournalConfig>,
     file: Arc<SqliteConfig>,
     hold: Option<Arc<Hold>>,
+    /// What earlier sessions left open has been settled.
+    settled: Option<Arc<()>>,
     book: SqliteSession,
     remote: Box<dyn Remote>,
     route: Arc<str>,
     /// No batch was left half way.
     whole: bool,
+    pub(super) pauses_ms: &'static [u64],
     pub(super) crash: Crash,
 }
 
@@ -101,21 +111,58 @@ impl JournalSession {
             file,
             config,
             hold: None,
+            settled: None,
             remote,
             route: route.into(),
             whole: false,
+            pauses_ms: &PAUSES_MS,
             crash: Crash::default(),
         }
     }
 
     /// Before anything is done with the book.
-    fn hold(&mut self) -> Result<(), SinkError> {
-        if self.hold.is_none() {
-            let hold = Hold::take(&self.config.folder)
-                .map_err(|misfit| SinkError::NotApplied { reason: misfit.to_string(), retry: true })?;
-            self.hold = Some(hold);
+    fn hold(&mut self) -> Result<Arc<Hold>, SinkError> {
+        if let Some(hold) = &self.hold {
+            return Ok(hold.clone());
+        }
+        let hold = Hold::take(&self.config.folder)
+            .map_err(|misfit| SinkError::NotApplied { reason: misfit.to_string(), retry: true })?;
+        self.hold = Some(hold.clone());
+        Ok(hold)
+    }
+
+    /// What is open of the route while no session of it lives was left by an earlier process (or gate). It is settled before this one learns
+    /// or checks anything: a copy may come in another shard than the record that is in an open batch.
+    async fn settle_left(&mut self) -> Result<(), SinkError> {
+        let hold = self.hold()?;
+        if self.settled.is_some() {
+            return Ok(());
+        }
+        let mut settled = hold.settled.lock().await;
+        self.settled = settled.get(&*self.route).and_then(Weak::upgrade);
+        if self.settled.is_none() {
+            self.settle_patiently(None).await?;
+            let done = Arc::new(());
+            settled.insert(self.route.to_string(), Arc::downgrade(&done));
+            self.settled = Some(done);
         }
         Ok(())
+    }
+
+    /// As [`Self::settle_open`], several times if need be.
+    async fn settle_patiently(&mut self, shards: Option<Vec<ShardId>>) -> Result<bool, SinkError> {
+        let mut pauses = self.pauses_ms.iter();
+        loop {
+            match (self.settle_open(shards.clone()).await, pauses.next()) {
+                (Ok(any), _) => return Ok(any),
+                (Err(_), Some(&pause)) => tokio::time::sleep(Duration::from_millis(pause)).await,
+                (Err(SinkError::Unknown { reason }), None) => {
+                    let reason = format!("an earlier batch must be settled first: {reason}");
+                    return Err(SinkError::NotApplied { reason, retry: true });
+                }
+                (Err(error), None) => return Err(error),
+            }
+        }
     }
 
     /// Runs `job` on the book's connection, which must be there.
@@ -166,7 +213,7 @@ impl JournalSession {
             reason: format!("nothing was sent: {reason}"),
             retry: true,
         })?;
-        let name = self.job(|connection, _| book(connection)).await?;
+        let name = self.job(|connection, _| name_of(connection)).await?;
         let parts = cut.parts.iter().enumerate().map(|(number, rows)| {
             let bytes = rows.iter().filter_map(|&row| batch.rows.get(row)).map(|row| row.bytes);
             let token = entry::token(&name, &self.route, batch.steps, number, bytes);
@@ -332,12 +379,16 @@ impl JournalSession {
     }
 
     /// Drives and settles the open entries of these shards, whoever owns them: until they are settled the shards cannot move.
-    async fn settle_open(&mut self, shards: Vec<ShardId>) -> Result<bool, SinkError> {
+    /// All of the route if none are given.
+    async fn settle_open(&mut self, shards: Option<Vec<ShardId>>) -> Result<bool, SinkError> {
         let entries = self
             .job_connected(move |connection, route| {
                 let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
-                let mut found: Vec<i64> = Vec::new();
-                for shard in &shards {
+                let mut found: Vec<i64> = match &shards {
+                    Some(_) => Vec::new(),
+                    None => entry::of_route(connection, route).map_err(doing)?,
+                };
+                for shard in shards.iter().flatten() {
                     let open = entry::open_entry(connection, route, shard).map_err(doing)?;
                     found.extend(open.filter(|id| !found.contains(id)));
                 }
@@ -380,16 +431,10 @@ impl JournalSession {
     }
 
     async fn take_over(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
-        self.hold()?;
+        self.settle_left().await?;
         let states = self.book.acquire(shards, how).await?;
-        let not_yet = |error| match error {
-            SinkError::Unknown { reason } => SinkError::NotApplied {
-                reason: format!("an earlier batch must be settled first: {reason}"),
-                retry: true,
-            },
-            other => other,
-        };
-        if !self.settle_open(shards.to_vec()).await.map_err(not_yet)? {
+        let any = self.settle_patiently(Some(shards.to_vec())).await?;
+        if !any {
             return Ok(states);
         }
         self.job(move |connection, route| {
@@ -404,158 +449,6 @@ impl JournalSession {
         })
         .await
     }
-}
-
-/// P4 without moving: the shard stands before this step, under its epoch.
-fn stands(transaction: &rusqlite::Transaction<'_>, route: &str, step: &ShardStep) -> Result<(), Fault> {
-    let doing = |error: rusqlite::Error| schema::fault("looking at the fence", &error);
-    match shard_row(transaction, route, &step.shard).map_err(doing)? {
-        Some(row) if row.epoch == step.epoch && row.sequence == step.sequence.saturating_sub(1) => Ok(()),
-        _ => Err(missed(transaction, route, step).unwrap_or_else(doing)),
-    }
-}
-
-/// All of them stand, and nothing of them is open.
-fn stand(transaction: &rusqlite::Transaction<'_>, route: &str, steps: &[ShardStep]) -> Result<(), Fault> {
-    let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
-    for step in steps {
-        stands(transaction, route, step)?;
-        if let Some(open) = entry::open_entry(transaction, route, &step.shard).map_err(doing)? {
-            return Err(Fault {
-                error: SinkError::NotApplied {
-                    reason: format!(
-                        "an earlier batch of shard {} is open in the journal (entry {open}): acquire the shard",
-                        step.shard
-                    ),
-                    retry: true,
-                },
-                lost: true,
-            });
-        }
-    }
-    Ok(())
-}
-
-fn book(connection: &mut Connection) -> Result<Vec<u8>, Fault> {
-    entry::book(connection).map_err(|error| schema::fault("reading the book's name", &error))
-}
-
-/// The batch as a whole, durable, before anything of it is sent.
-fn journal(
-    connection: &mut Connection,
-    route: &str,
-    mut batch: Entry,
-    name: &[u8],
-    bound: u64,
-) -> Result<Entry, Fault> {
-    let doing = |error: rusqlite::Error| schema::fault("journaling a batch", &error);
-    let transaction = begin(connection)?;
-    stand(&transaction, route, &batch.steps)?;
-    if entry::book(&transaction).map_err(doing)? != name {
-        let reason = "the book is another one now: acquire the shards again".to_owned();
-        return Err(Fault { error: SinkError::NotApplied { reason, retry: true }, lost: true });
-    }
-    let (taken, bytes) = (entry::taken(&transaction).map_err(doing)?, batch.bytes());
-    if taken.saturating_add(bytes) > bound {
-        let reason = format!(
-            "the journal is full: {taken} bytes of open batches and {bytes} more pass journal_max_size = {bound}; {}",
-            if bytes > bound {
-                "raise it, or lower the route's batch.max_bytes"
-            } else {
-                "it goes on as they are settled"
-            }
-        );
-        return Err(SinkError::NotApplied { reason, retry: bytes <= bound }.into());
-    }
-    batch.first_ms = entry::now(&transaction).map_err(doing)?;
-    batch.id = entry::insert(&transaction, route, &batch).map_err(doing)?;
-    commit(transaction)?;
-    Ok(batch)
-}
-
-fn write(
-    transaction: &rusqlite::Transaction<'_>,
-    route: &str,
-    steps: &[ShardStep],
-    finish: &Finish,
-) -> Result<(), Fault> {
-    deliver::write_finish(transaction, route, steps, finish)
-        .map_err(|error| schema::fault("writing marks and dead letters", &error))
-}
-
-fn remove(transaction: &rusqlite::Transaction<'_>, id: i64) -> Result<(), Fault> {
-    match entry::remove(transaction, id) {
-        Ok(true) => Ok(()),
-        Ok(false) => {
-            Err(SinkError::Unknown { reason: format!("journal entry {id} is gone: it was settled") }.into())
-        }
-        Err(error) => Err(schema::fault("taking a batch out of the journal", &error)),
-    }
-}
-
-/// As the entry says, whoever owns the shards by now; nothing if another has done it.
-fn settle(connection: &mut Connection, route: &str, batch: &Entry, applied: bool) -> Result<(), Fault> {
-    let doing = |error: rusqlite::Error| schema::fault("settling a batch", &error);
-    let transaction = begin(connection)?;
-    if !entry::remove(&transaction, batch.id).map_err(doing)? {
-        return Ok(());
-    }
-    if applied {
-        for step in &batch.steps {
-            let moved = transaction
-                .execute(
-                    "UPDATE oncegate_shards SET sequence = ?3, position = coalesce(?4, position), watermark_ms = ?5
-                     WHERE route = ?1 AND shard = ?2 AND sequence = ?3 - 1",
-                    params![route, &*step.shard, step.sequence, step.position, step.watermark_ms],
-                )
-                .map_err(doing)?;
-            if moved != 1 {
-                let reason = format!(
-                    "{}: its shard is not at sequence {}: the book was changed from outside",
-                    batch.name(route),
-                    step.sequence.saturating_sub(1)
-                );
-                return Err(SinkError::Unknown { reason }.into());
-            }
-        }
-        write(&transaction, route, &batch.steps, &batch.finish)?;
-    }
-    commit(transaction)
-}
-
-/// The shard as it stands after a batch was settled; `Fenced` if another has taken it since.
-fn stand_now(
-    connection: &Connection,
-    route: &str,
-    state: &ShardState,
-) -> rusqlite::Result<Result<ShardState, SinkError>> {
-    let now = connection
-        .query_row(
-            "SELECT sequence, position, watermark_ms, floor_ms FROM oncegate_shards
-             WHERE route = ?1 AND shard = ?2 AND epoch = ?3",
-            params![route, &*state.shard, state.epoch],
-            |row| {
-                Ok(ShardState {
-                    shard: state.shard.clone(),
-                    epoch: state.epoch,
-                    sequence: row.get(0)?,
-                    position: row.get(1)?,
-                    watermark_ms: row.get(2)?,
-                    floor_ms: row.get(3)?,
-                })
-            },
-        )
-        .optional()?;
-    if let Some(now) = now {
-        return Ok(Ok(now));
-    }
-    Ok(Err(match shard_row(connection, route, &state.shard)? {
-        Some(row) => row.fenced(&state.shard),
-        None => SinkError::NotApplied {
-            reason: format!("shard {} is gone from the book", state.shard),
-            retry: true,
-        },
-    }))
 }
 
 #[async_trait]
@@ -573,7 +466,7 @@ impl Session for JournalSession {
     }
 
     async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
-        self.hold()?;
+        self.settle_left().await?;
         self.book.shards(prefix).await
     }
 
@@ -592,7 +485,7 @@ impl Session for JournalSession {
         self.whole = false;
         self.hold()?;
         // First, so that also who has lost the shard finds its marks in the book.
-        self.settle_open(steps.iter().map(|step| step.shard.clone()).collect()).await?;
+        self.settle_open(Some(steps.iter().map(|step| step.shard.clone()).collect())).await?;
         let found = self.book.resolve(steps).await?;
         self.whole = true;
         Ok(found)

@@ -270,6 +270,27 @@ async fn a_table_that_does_not_fit_any_more_is_refused_without_a_trace() {
     assert_eq!(rig.lines("id").await, ["1"]);
 }
 
+/// Rows that were made for the table as it was are not sent to it as it is.
+#[tokio::test]
+async fn rows_of_an_older_look_of_the_table_are_not_sent() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    let older = rig.encoder.clone();
+    rig.server
+        .query(&format!("ALTER TABLE {} MODIFY COLUMN v LowCardinality(String)", rig.table))
+        .await
+        .unwrap();
+    rig.again().await.unwrap();
+    let newer = std::mem::replace(&mut rig.encoder, older);
+    let refused = rig.deliver(&[&[("id", "1")]]).await.unwrap_err();
+    assert!(
+        matches!(&refused, SinkError::NotApplied { retry: false, reason } if reason.contains("has changed since")),
+        "{refused}"
+    );
+    rig.encoder = newer;
+    rig.deliver(&[&[("id", "1")]]).await.unwrap();
+    assert_eq!(rig.count().await, 1);
+}
+
 #[tokio::test]
 async fn a_large_batch_is_one_block() {
     let mut rig = Rig::new(PLAIN, |_| {}).await;

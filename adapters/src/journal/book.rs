@@ -1,0 +1,178 @@
+//! The transactions of a batch in the book: journal, settle.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::entry::{self, Entry};
+use crate::{
+    sink::{ShardState, ShardStep, SinkError},
+    sqlite::{
+        deliver::{self, Finish, begin, commit, missed, shard_row},
+        schema,
+        worker::Fault,
+    },
+};
+
+/// P4 without moving: the shard stands before this step, under its epoch.
+pub(super) fn stands(
+    transaction: &rusqlite::Transaction<'_>,
+    route: &str,
+    step: &ShardStep,
+) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("looking at the fence", &error);
+    match shard_row(transaction, route, &step.shard).map_err(doing)? {
+        Some(row) if row.epoch == step.epoch && row.sequence == step.sequence.saturating_sub(1) => Ok(()),
+        _ => Err(missed(transaction, route, step).unwrap_or_else(doing)),
+    }
+}
+
+/// All of them stand, and nothing of them is open.
+pub(super) fn stand(
+    transaction: &rusqlite::Transaction<'_>,
+    route: &str,
+    steps: &[ShardStep],
+) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
+    for step in steps {
+        stands(transaction, route, step)?;
+        if let Some(open) = entry::open_entry(transaction, route, &step.shard).map_err(doing)? {
+            return Err(Fault {
+                error: SinkError::NotApplied {
+                    reason: format!(
+                        "an earlier batch of shard {} is open in the journal (entry {open}): acquire the shard",
+                        step.shard
+                    ),
+                    retry: true,
+                },
+                lost: true,
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn name_of(connection: &mut Connection) -> Result<Vec<u8>, Fault> {
+    entry::book(connection).map_err(|error| schema::fault("reading the book's name", &error))
+}
+
+/// The batch as a whole, durable, before anything of it is sent.
+pub(super) fn journal(
+    connection: &mut Connection,
+    route: &str,
+    mut batch: Entry,
+    name: &[u8],
+    bound: u64,
+) -> Result<Entry, Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("journaling a batch", &error);
+    let transaction = begin(connection)?;
+    stand(&transaction, route, &batch.steps)?;
+    if entry::book(&transaction).map_err(doing)? != name {
+        let reason = "the book is another one now: acquire the shards again".to_owned();
+        return Err(Fault { error: SinkError::NotApplied { reason, retry: true }, lost: true });
+    }
+    let (taken, bytes) = (entry::taken(&transaction).map_err(doing)?, batch.bytes());
+    if taken.saturating_add(bytes) > bound {
+        let reason = format!(
+            "the journal is full: {taken} bytes of open batches and {bytes} more pass journal_max_size = {bound}; {}",
+            if bytes > bound {
+                "raise it, or lower the route's batch.max_bytes"
+            } else {
+                "it goes on as they are settled"
+            }
+        );
+        return Err(SinkError::NotApplied { reason, retry: bytes <= bound }.into());
+    }
+    batch.first_ms = entry::now(&transaction).map_err(doing)?;
+    batch.id = entry::insert(&transaction, route, &batch).map_err(doing)?;
+    commit(transaction)?;
+    Ok(batch)
+}
+
+pub(super) fn write(
+    transaction: &rusqlite::Transaction<'_>,
+    route: &str,
+    steps: &[ShardStep],
+    finish: &Finish,
+) -> Result<(), Fault> {
+    deliver::write_finish(transaction, route, steps, finish)
+        .map_err(|error| schema::fault("writing marks and dead letters", &error))
+}
+
+pub(super) fn remove(transaction: &rusqlite::Transaction<'_>, id: i64) -> Result<(), Fault> {
+    match entry::remove(transaction, id) {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            Err(SinkError::Unknown { reason: format!("journal entry {id} is gone: it was settled") }.into())
+        }
+        Err(error) => Err(schema::fault("taking a batch out of the journal", &error)),
+    }
+}
+
+/// As the entry says, whoever owns the shards by now; nothing if another has done it.
+pub(super) fn settle(
+    connection: &mut Connection,
+    route: &str,
+    batch: &Entry,
+    applied: bool,
+) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("settling a batch", &error);
+    let transaction = begin(connection)?;
+    if !entry::remove(&transaction, batch.id).map_err(doing)? {
+        return Ok(());
+    }
+    if applied {
+        for step in &batch.steps {
+            let moved = transaction
+                .execute(
+                    "UPDATE oncegate_shards SET sequence = ?3, position = coalesce(?4, position), watermark_ms = ?5
+                     WHERE route = ?1 AND shard = ?2 AND sequence = ?3 - 1",
+                    params![route, &*step.shard, step.sequence, step.position, step.watermark_ms],
+                )
+                .map_err(doing)?;
+            if moved != 1 {
+                let reason = format!(
+                    "{}: its shard is not at sequence {}: the book was changed from outside",
+                    batch.name(route),
+                    step.sequence.saturating_sub(1)
+                );
+                return Err(SinkError::Unknown { reason }.into());
+            }
+        }
+        write(&transaction, route, &batch.steps, &batch.finish)?;
+    }
+    commit(transaction)
+}
+
+/// The shard as it stands after a batch was settled; `Fenced` if another has taken it since.
+pub(super) fn stand_now(
+    connection: &Connection,
+    route: &str,
+    state: &ShardState,
+) -> rusqlite::Result<Result<ShardState, SinkError>> {
+    let now = connection
+        .query_row(
+            "SELECT sequence, position, watermark_ms, floor_ms FROM oncegate_shards
+             WHERE route = ?1 AND shard = ?2 AND epoch = ?3",
+            params![route, &*state.shard, state.epoch],
+            |row| {
+                Ok(ShardState {
+                    shard: state.shard.clone(),
+                    epoch: state.epoch,
+                    sequence: row.get(0)?,
+                    position: row.get(1)?,
+                    watermark_ms: row.get(2)?,
+                    floor_ms: row.get(3)?,
+                })
+            },
+        )
+        .optional()?;
+    if let Some(now) = now {
+        return Ok(Ok(now));
+    }
+    Ok(Err(match shard_row(connection, route, &state.shard)? {
+        Some(row) => row.fenced(&state.shard),
+        None => SinkError::NotApplied {
+            reason: format!("shard {} is gone from the book", state.shard),
+            retry: true,
+        },
+    }))
+}
