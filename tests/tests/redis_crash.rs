@@ -348,3 +348,49 @@ async fn http_into_redis_ends_in_its_model_through_kills_of_both_and_lost_replie
     check();
     assert!(gateway.terminate().await.success(), "{}", gateway.log_tail(20));
 }
+
+/// P6: what a server that went back has lost is reported, and taken again as new, also where the connection stood all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn p6_http_into_a_redis_that_went_back_takes_the_lost_records_again() {
+    let patience = Duration::from_secs(60);
+    let mut redis = Redis::start("appendfsync everysec");
+    let route = OrdersRoute::new("orders", Mode::Insert, &redis.url(0));
+    let text = toml(&route).replace("durability = \"always\"", "durability = \"everysec\"");
+    let mut gateway = Gateway::new(&text);
+    gateway.start().await;
+    let workload = Workload::generate(Mode::Insert, 52, 200, 0, now_us());
+    let mut client = HttpClient::new(gateway.listen());
+    let mut send =
+        async |at: usize| send(&mut client, "orders", &workload.sent[at], Instant::now() + patience).await;
+    for at in 0..100 {
+        assert!(!send(at).await, "{at}");
+    }
+    redis.kill();
+    redis.keep_files("early");
+    redis.run();
+    for at in 100..200 {
+        assert!(!send(at).await, "{at}");
+    }
+    redis.kill();
+    redis.restore("early");
+    redis.run();
+    // The store knew all of them: the verdict has to wait until the server was asked again.
+    for at in (0..200).rev() {
+        assert_eq!(send(at).await, at < 100, "{at}");
+    }
+    gateway.logged(&["went back", "http/0", "send them again"], patience).await;
+    let model = expected("orders", Mode::Insert, &workload.model());
+    assert_equal(&redis, "orders", &model);
+
+    // Nothing breaks: the next heartbeat finds it.
+    redis.command(0, &["FLUSHDB"]).expect("emptied");
+    eventually("a look at the server", patience, async || {
+        let shards = redis.hashes(0, "oncegate:{orders}:shard:");
+        if shards.is_empty() { Err("it was not taken again") } else { Ok(()) }
+    })
+    .await;
+    for at in 0..200 {
+        assert!(!send(at).await, "{at}");
+    }
+    assert_equal(&redis, "orders", &model);
+}
