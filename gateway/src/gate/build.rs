@@ -33,6 +33,9 @@ use crate::{
 const INBOX: usize = 1_024;
 /// Chunks in the inbox of a relay's lane, about 1 MiB each: a few batches.
 const RELAY_INBOX: usize = 16;
+/// The sink was well when it was probed: so long it may be away afterwards until the route is open.
+const OPENING_PATIENCE: Duration = Duration::from_secs(60);
+const OPENING_RETRY: Duration = Duration::from_millis(500);
 const MAINTENANCE: Duration = Duration::from_secs(1);
 
 /// Why a route cannot start: everything that was found, each with its remedy.
@@ -55,6 +58,70 @@ impl From<StoreError> for BuildError {
 impl From<SinkError> for BuildError {
     fn from(fault: SinkError) -> Self {
         Self::one(fault, "check that the sink is reachable and that its user may write")
+    }
+}
+
+/// Why a route is not open yet.
+enum Unopened {
+    /// The sink, which was well when it was probed, is away for the moment.
+    Passing(String),
+    /// Trying again does not help.
+    Refused(BuildError),
+}
+
+impl From<BuildError> for Unopened {
+    fn from(error: BuildError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<SinkError> for Unopened {
+    fn from(fault: SinkError) -> Self {
+        match fault {
+            SinkError::NotApplied { retry: true, .. }
+            | SinkError::Unknown { .. }
+            | SinkError::Fenced { .. } => Self::Passing(fault.to_string()),
+            SinkError::NotApplied { retry: false, .. }
+            | SinkError::Refused { .. }
+            | SinkError::Held { .. } => Self::Refused(fault.into()),
+        }
+    }
+}
+
+impl From<LearnError> for Unopened {
+    fn from(fault: LearnError) -> Self {
+        match fault {
+            LearnError::Sink(fault) => fault.into(),
+            LearnError::Rebuilt => Self::Passing(fault.to_string()),
+            LearnError::Store(_) | LearnError::Mark { .. } => {
+                Self::Refused(BuildError::one(fault, "facts have to be learnt before any verdict"))
+            }
+        }
+    }
+}
+
+/// How long an opening is tried again: a broker or a server may fail over just then.
+struct Patience<'a> {
+    until: Instant,
+    told: Option<&'a (dyn Fn(String) + Send + Sync)>,
+}
+
+impl Patience<'_> {
+    /// Returns when it is time to try again.
+    async fn after(&self, fault: Unopened) -> Result<(), BuildError> {
+        match fault {
+            Unopened::Refused(error) => Err(error),
+            Unopened::Passing(reason) if Instant::now() >= self.until => {
+                Err(BuildError::one(reason, "check that the sink is reachable and that its user may write"))
+            }
+            Unopened::Passing(reason) => {
+                if let Some(told) = self.told {
+                    told(reason);
+                }
+                tokio::time::sleep(OPENING_RETRY).await;
+                Ok(())
+            }
+        }
     }
 }
 
@@ -183,8 +250,14 @@ impl GateBuilder {
         let key = naming.key.clone();
         let encoder = sink.probe().await.map_err(BuildError)?;
         let mut session = sink.session(&self.name, &self.owner);
-        session.acquire(&[], Acquire::Force).await?;
-        let identity = self.identity(&mut *session, naming.key.id()).await?;
+        let told = self.on_wait.as_deref();
+        let patience = Patience { until: Instant::now() + OPENING_PATIENCE, told };
+        let identity = loop {
+            match self.identity(&mut *session, naming.key.id()).await {
+                Ok(identity) => break identity,
+                Err(fault) => patience.after(fault).await?,
+            }
+        };
         let hasher = self.store.bind(&identity)?;
         naming.row_key = sink.row_key().to_vec();
         naming.version = sink.version().map(str::to_owned);
@@ -207,8 +280,14 @@ impl GateBuilder {
             arrival,
             sink.guarantee() == Guarantee::Transactional,
         ));
-        let opening = Opening { route: &route, on_wait: self.on_wait.as_deref() };
-        let (own, others) = opening.open(&mut *session, self.call_lanes).await?;
+        let opening = Opening { route: &route, on_wait: told };
+        let patience = Patience { until: Instant::now() + OPENING_PATIENCE, told };
+        let (own, others) = loop {
+            match opening.open(&mut *session, self.call_lanes).await {
+                Ok(shards) => break shards,
+                Err(fault) => patience.after(fault).await?,
+            }
+        };
         drop(session);
         let (events, events_of_lanes) = mpsc::unbounded_channel();
         let mut handles = Vec::new();
@@ -245,8 +324,9 @@ impl GateBuilder {
     }
 
     /// The identity that the sink keeps (first writer wins), checked against what was asked for (P1).
-    async fn identity(&self, session: &mut dyn Session, key_spec_id: u64) -> Result<Identity, BuildError> {
+    async fn identity(&self, session: &mut dyn Session, key_spec_id: u64) -> Result<Identity, Unopened> {
         let algorithm = if self.untrusted_keys { Algorithm::SipHash24 } else { Algorithm::Xxh3Secret };
+        session.acquire(&[], Acquire::Force).await?;
         let proposed = match self.store.identity() {
             Some(identity) => identity,
             None => Identity {
@@ -276,15 +356,14 @@ impl GateBuilder {
             algorithm: match row.algorithm {
                 1 => Algorithm::Xxh3Secret,
                 2 => Algorithm::SipHash24,
-                _ => return Err(damaged()),
+                _ => return Err(damaged().into()),
             },
             secret: row.secret.as_slice().try_into().map_err(|_| damaged())?,
         };
         let differs = |what: &str, remedy: &str| {
-            Err(BuildError::one(
-                format!("route {:?}: {what} differs from the one that its facts were made with", self.name),
-                remedy,
-            ))
+            let what =
+                format!("route {:?}: {what} differs from the one that its facts were made with", self.name);
+            Err(BuildError::one(what, remedy).into())
         };
         if kept.key_spec_id != key_spec_id {
             return differs(
@@ -315,7 +394,8 @@ impl Opening<'_> {
         &self,
         session: &mut dyn Session,
         lanes: u32,
-    ) -> Result<(Vec<ShardState>, Vec<ShardState>), BuildError> {
+    ) -> Result<(Vec<ShardState>, Vec<ShardState>), Unopened> {
+        session.acquire(&[], Acquire::Force).await?;
         let mut wanted: Vec<ShardId> = (0..lanes).map(call_shard).collect();
         // An instance that takes no calls leaves the callers' shards to the one that does.
         let callers = if lanes > 0 { session.shards("http/").await? } else { Vec::new() };
@@ -334,21 +414,21 @@ impl Opening<'_> {
             self.check_clock(session).await?;
         }
         let history = *self.route.history.read();
-        let behind = self.route.behind(session).await.map_err(learnt)?;
+        let behind = self.route.behind(session).await?;
         let mut beating = beating(session, &states, &mut beat_at);
         if let Some(behind) = behind {
             self.route.report(&behind);
-            self.route.rebuild(&mut beating, history, wall_ms()).await.map_err(learnt)?;
+            self.route.rebuild(&mut beating, history, wall_ms()).await?;
         }
         let history = *self.route.history.read();
         for state in &states {
             let known = self.route.known_sequence(&state.shard);
-            self.route.catch_up(&mut beating, state, known, history, wall_ms()).await.map_err(learnt)?;
+            self.route.catch_up(&mut beating, state, known, history, wall_ms()).await?;
         }
         // A key that came through a relay must be known to callers too.
         for ShardState { shard, .. } in beating.session.shards("").await? {
             if !wanted.contains(&shard) {
-                self.route.learn_marks_of(&mut beating, &shard, wall_ms()).await.map_err(learnt)?;
+                self.route.learn_marks_of(&mut beating, &shard, wall_ms()).await?;
             }
         }
         // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.
@@ -359,7 +439,7 @@ impl Opening<'_> {
     }
 
     /// A clock that is wrong and ahead is found out before the first record takes the route's watermark there (P11).
-    async fn check_clock(&self, session: &mut dyn Session) -> Result<(), BuildError> {
+    async fn check_clock(&self, session: &mut dyn Session) -> Result<(), Unopened> {
         let route = self.route;
         let known = route.store.checkpoints().into_iter().map(|checkpoint| checkpoint.watermark_ms);
         let kept = session.shards("").await?.into_iter().map(|state| state.watermark_ms);
@@ -372,11 +452,11 @@ impl Opening<'_> {
                 warn!(route = %route.name, "{warning}");
                 Ok(())
             }
-            AtStart::Refuse { what, remedy } => Err(BuildError(vec![Misfit { what, remedy }])),
+            AtStart::Refuse { what, remedy } => Err(BuildError(vec![Misfit { what, remedy }]).into()),
         }
     }
 
-    async fn take(&self, mut beating: Beating<'_>, shard: &ShardId) -> Result<ShardState, BuildError> {
+    async fn take(&self, mut beating: Beating<'_>, shard: &ShardId) -> Result<ShardState, Unopened> {
         loop {
             beating.beat().await;
             let how = Acquire::IfFree { stale_after_ms: STALE_OWNER_MS };
@@ -384,10 +464,8 @@ impl Opening<'_> {
                 Ok(mut states) => match states.pop() {
                     Some(state) => return Ok(state),
                     None => {
-                        return Err(BuildError::one(
-                            format!("the sink did not answer for shard {shard}"),
-                            "report it",
-                        ));
+                        let what = format!("the sink did not answer for shard {shard}");
+                        return Err(BuildError::one(what, "report it").into());
                     }
                 },
                 Err(SinkError::Held { shard, owner, .. }) => {
@@ -417,10 +495,6 @@ fn beating<'a>(session: &'a mut dyn Session, states: &[ShardState], at: &'a mut 
 
 fn call_shard(lane: u32) -> ShardId {
     format!("http/{lane}").into()
-}
-
-fn learnt(fault: LearnError) -> BuildError {
-    BuildError::one(fault, "facts have to be learnt before any verdict")
 }
 
 impl Gate {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use adapters::sink::{Acquire, Mode, Sink};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     door::{Topic, shard_of},
@@ -430,6 +430,33 @@ async fn p6_verdicts_wait_while_there_is_no_connection() {
     pass(8_000).await;
     assert_eq!(outcome(&gate, &plain("k", "v")).await, Outcome::Duplicate);
     assert_eq!(outcome(&gate, &plain("new", "v")).await, Outcome::Written);
+}
+
+/// A broker or server failed over just when a route opened: the process ended with an error, though it had found the sink well.
+#[tokio::test(start_paused = true)]
+async fn a_route_opens_although_the_sink_fails_over_meanwhile() {
+    for failures in 1..8 {
+        let rig = Rig::listed(200 + failures);
+        let first = rig.gate("a", (2, 0)).await;
+        for at in 0..10 {
+            assert_eq!(outcome(&first, &plain(&format!("k{at}"), "v")).await, Outcome::Written);
+        }
+        first.crash();
+        for at in 0..failures {
+            rig.fail(Call::Look, if at % 2 == 0 { CallFault::Before } else { CallFault::After });
+        }
+        rig.world.lock().down_until = Some(Instant::now() + Duration::from_secs(20));
+        let second = timeout(Duration::from_secs(60), rig.gate("b", (2, 0))).await.expect("it opens");
+        for at in 0..10 {
+            assert_eq!(outcome(&second, &plain(&format!("k{at}"), "v")).await, Outcome::Duplicate);
+        }
+    }
+    // For ever it does not wait.
+    let rig = Rig::listed(210);
+    rig.world.lock().down_until = Some(Instant::now() + Duration::from_secs(3_600));
+    let refused = timeout(Duration::from_secs(90), rig.try_gate("a", (1, 0), rig.memory())).await;
+    let refused = refused.expect("it gives up").err().expect("the sink is away").to_string();
+    assert!(refused.contains("not reachable") && refused.contains("check that"), "{refused}");
 }
 
 /// A rebuild that failed half way was taken for done: the facts of the shards not yet learnt were missing, and their copies took
