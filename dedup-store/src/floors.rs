@@ -67,20 +67,31 @@ struct Steps {
     passed_ms: i64,
     /// The wall clock's last word, ms.
     last_ms: Option<i64>,
+    /// Its last word before it seemed to be set back, ms. Perhaps it was not, and somebody came late with an old word.
+    before_ms: Option<i64>,
 }
 
 impl Steps {
     /// What will have passed at `now_ms`.
     fn at(&self, now_ms: i64, spans: &Spans) -> i64 {
-        let step = self.last_ms.map_or(0, |last_ms| now_ms.saturating_sub(last_ms));
+        let since = self.before_ms.filter(|before_ms| now_ms >= *before_ms).or(self.last_ms);
+        let step = since.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
         self.passed_ms + step.clamp(0, spans.longest_step_ms())
     }
 
     fn step(&mut self, now_ms: i64, spans: &Spans) -> i64 {
         self.passed_ms = self.at(now_ms, spans);
-        // Threads that come with what the clock said to each of them a moment ago do not set it back.
-        if self.last_ms.is_none_or(|last_ms| now_ms >= last_ms || last_ms - now_ms > LONGEST_STEP_MS) {
-            self.last_ms = Some(now_ms);
+        match self.last_ms {
+            // Threads that come with what the clock said to each of them a moment ago do not set it back.
+            Some(last_ms) if now_ms < last_ms && last_ms - now_ms <= LONGEST_STEP_MS => {}
+            Some(last_ms) if now_ms < last_ms => {
+                self.before_ms = self.before_ms.max(Some(last_ms));
+                self.last_ms = Some(now_ms);
+            }
+            _ => {
+                self.before_ms = self.before_ms.filter(|before_ms| now_ms < *before_ms);
+                self.last_ms = Some(now_ms);
+            }
         }
         self.passed_ms
     }
@@ -320,6 +331,24 @@ mod tests {
         }
         clock.settle(&checkpoint("a", 2_000, 900), 30);
         assert_eq!(clock.advance(30), Some(300));
+    }
+
+    /// A lane learnt facts for a minute and told the time of its beginning with each page, while others told the time of now: time ran
+    /// many times too fast.
+    #[test]
+    fn p11_old_words_of_the_clock_between_new_ones_make_no_time_pass() {
+        let spans = Spans { idle_after_ms: 30_000, ..SPANS };
+        let mut clock = Clock::new(spans);
+        for now_ms in (0..=60_000).step_by(1_000) {
+            clock.settle(&checkpoint("a", now_ms, 900), now_ms);
+            clock.settle(&checkpoint("b", now_ms, 300), now_ms);
+        }
+        for page in 1..=100 {
+            clock.settle(&checkpoint("x", page, 2_000), 0);
+            assert_eq!(clock.advance(60_000 + page), Some(300));
+        }
+        clock.settle(&checkpoint("a", 70_000, 1_600), 60_101);
+        assert_eq!(clock.advance(60_101), Some(300), "a tenth of a second has passed");
     }
 
     proptest! {

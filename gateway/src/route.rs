@@ -16,7 +16,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use crate::{
-    clock::ArrivalClock,
+    clock::{ArrivalClock, wall_ms},
     heartbeat::Beating,
     lane::Rules,
     lane::shard::{Standing, standing},
@@ -46,6 +46,8 @@ pub(crate) struct Route {
     learnt: AtomicU64,
     /// The route is to end: a lane whose sink is away does not wait for it.
     pub(crate) closing: AtomicBool,
+    /// The shards that had a position in the sink when the route was opened.
+    pub(crate) at_opening: Mutex<Vec<ShardId>>,
     /// Event time is arrival.
     pub(crate) arrival: bool,
     /// The sink keeps marks: the store is a cache of them, and can be made again (P6).
@@ -127,6 +129,7 @@ impl Route {
             trouble: Mutex::new(BTreeMap::new()),
             learnt: AtomicU64::new(0),
             closing: AtomicBool::new(false),
+            at_opening: Mutex::new(Vec::new()),
             arrival,
             marks,
             admission_ms: AtomicI64::new(i64::MIN),
@@ -207,18 +210,12 @@ impl Route {
 
     /// Settles what the sink knows, if the history is still the one that was in force when it was compared with the store: else the
     /// store would know a checkpoint without the facts below it, or facts that the sink has lost.
-    fn settle_learnt(
-        &self,
-        seen: u64,
-        checkpoint: Checkpoint,
-        blocks: &[Block],
-        now_ms: i64,
-    ) -> Result<(), LearnError> {
+    fn settle_learnt(&self, seen: u64, checkpoint: Checkpoint, blocks: &[Block]) -> Result<(), LearnError> {
         let history = self.history.read();
         if *history != seen {
             return Err(LearnError::Rebuilt);
         }
-        self.ask_store(|store| store.settle(&[checkpoint], blocks, now_ms))?;
+        self.ask_store(|store| store.settle(&[checkpoint], blocks, wall_ms()))?;
         Ok(())
     }
 
@@ -230,7 +227,6 @@ impl Route {
         shard: &ShardId,
         from: i64,
         seen: u64,
-        now_ms: i64,
     ) -> Result<(u64, i64), LearnError> {
         let mut at = from;
         let mut facts = 0;
@@ -247,7 +243,7 @@ impl Route {
                 watermark_ms: i64::MIN,
                 floor_ms: i64::MIN,
             };
-            self.settle_learnt(seen, checkpoint, &blocks, now_ms)?;
+            self.settle_learnt(seen, checkpoint, &blocks)?;
             beating.beat().await;
         }
     }
@@ -257,11 +253,10 @@ impl Route {
         &self,
         beating: &mut Beating<'_>,
         shard: &ShardId,
-        now_ms: i64,
     ) -> Result<u64, LearnError> {
         let seen = *self.history.read();
         let known = self.known_sequence(shard);
-        Ok(self.learn_marks(beating, shard, known, seen, now_ms).await?.0)
+        Ok(self.learn_marks(beating, shard, known, seen).await?.0)
     }
 
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
@@ -271,9 +266,8 @@ impl Route {
         state: &ShardState,
         from: i64,
         seen: u64,
-        now_ms: i64,
     ) -> Result<u64, LearnError> {
-        let (facts, _) = self.learn_marks(beating, &state.shard, from, seen, now_ms).await?;
+        let (facts, _) = self.learn_marks(beating, &state.shard, from, seen).await?;
         let checkpoint = Checkpoint {
             shard: state.shard.clone(),
             sequence: state.sequence,
@@ -281,7 +275,7 @@ impl Route {
             watermark_ms: state.watermark_ms,
             floor_ms: state.floor_ms,
         };
-        self.settle_learnt(seen, checkpoint, &[], now_ms)?;
+        self.settle_learnt(seen, checkpoint, &[])?;
         Ok(facts)
     }
 
@@ -306,28 +300,23 @@ impl Route {
     /// and learn it again from all of the route's marks.
     /// `seen` is the caller's view of [`Route::history`]: if another lane rebuilt meanwhile, nothing is left to do. Answers with
     /// the history that is now in force.
-    pub(crate) async fn rebuild(
-        &self,
-        beating: &mut Beating<'_>,
-        seen: u64,
-        now_ms: i64,
-    ) -> Result<u64, LearnError> {
+    pub(crate) async fn rebuild(&self, beating: &mut Beating<'_>, seen: u64) -> Result<u64, LearnError> {
         let _one = beating.while_waiting(self.rebuild.lock()).await;
         if *self.history.read() == seen {
             let mut history = self.history.write();
             self.ask_store(Store::discard)?;
             *history += 1;
         }
-        self.learn_all(beating, now_ms).await
+        self.learn_all(beating).await
     }
 
     /// Waits for a rebuild that is under way, and ends one that was left half done. Answers with the history in force.
-    pub(crate) async fn complete(&self, beating: &mut Beating<'_>, now_ms: i64) -> Result<u64, LearnError> {
+    pub(crate) async fn complete(&self, beating: &mut Beating<'_>) -> Result<u64, LearnError> {
         let _one = beating.while_waiting(self.rebuild.lock()).await;
-        self.learn_all(beating, now_ms).await
+        self.learn_all(beating).await
     }
 
-    async fn learn_all(&self, beating: &mut Beating<'_>, now_ms: i64) -> Result<u64, LearnError> {
+    async fn learn_all(&self, beating: &mut Beating<'_>) -> Result<u64, LearnError> {
         let history = *self.history.read();
         if self.learnt.load(Ordering::Acquire) == history {
             return Ok(history);
@@ -335,7 +324,7 @@ impl Route {
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
         for ShardState { shard, .. } in beating.session.shards("").await? {
-            facts += self.learn_marks(beating, &shard, 0, history, now_ms).await?.0;
+            facts += self.learn_marks(beating, &shard, 0, history).await?.0;
         }
         self.learnt.store(history, Ordering::Release);
         warn!(route = %self.name, facts, "the store was discarded and rebuilt from the sink's marks");
@@ -349,18 +338,17 @@ impl Route {
         state: &ShardState,
         known: i64,
         seen: u64,
-        now_ms: i64,
     ) -> Result<Standing, LearnError> {
         let standing = standing(known, state.sequence);
         match standing {
             Standing::Level => {
                 // A store without a checkpoint has none of the facts, whatever the caller knows.
                 if self.store.checkpoint(&state.shard).is_none() {
-                    self.learn(beating, state, 0, seen, now_ms).await?;
+                    self.learn(beating, state, 0, seen).await?;
                 }
             }
             Standing::SinkAhead => {
-                let facts = self.learn(beating, state, known, seen, now_ms).await?;
+                let facts = self.learn(beating, state, known, seen).await?;
                 info!(route = %self.name, shard = %state.shard, from = known, to = state.sequence, facts,
                       "learnt facts from the sink's marks");
             }
@@ -440,15 +428,15 @@ mod tests {
             floor_ms: i64::MIN,
         };
         let seen = *route.history.read();
-        route.settle_learnt(seen, checkpoint(3), &[], 0).unwrap();
+        route.settle_learnt(seen, checkpoint(3), &[]).unwrap();
         {
             let mut history = route.history.write();
             route.store.discard().unwrap();
             *history += 1;
         }
-        assert!(matches!(route.settle_learnt(seen, checkpoint(4), &[], 0), Err(LearnError::Rebuilt)));
+        assert!(matches!(route.settle_learnt(seen, checkpoint(4), &[]), Err(LearnError::Rebuilt)));
         assert_eq!(route.store.checkpoint("a"), None);
-        route.settle_learnt(seen + 1, checkpoint(5), &[], 0).unwrap();
+        route.settle_learnt(seen + 1, checkpoint(5), &[]).unwrap();
         assert_eq!(route.known_sequence("a"), 5);
     }
 

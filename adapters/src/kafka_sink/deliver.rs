@@ -262,11 +262,13 @@ impl Desk {
                     step.shard
                 )));
             };
+            // A shard that has brought nothing yet has no offset to commit. Its take-over fences our transactional id.
+            let Some(position) = step.position else { continue };
             let (list, _) = found.get_or_insert_with(|| (TopicPartitionList::new(), metadata));
             let mut parts = step.shard.rsplitn(3, '/');
             let (partition, topic) = (parts.next().and_then(|number| number.parse().ok()), parts.next());
-            let (Some(partition), Some(topic), Some(position)) = (partition, topic, step.position) else {
-                let reason = format!("shard {} has no offset that its group could fence", step.shard);
+            let (Some(partition), Some(topic)) = (partition, topic) else {
+                let reason = format!("shard {} does not name a partition", step.shard);
                 return Err(Broken::Aborted(reason));
             };
             list.add_partition_offset(topic, partition, Offset::Offset(position)).map_err(|error| {

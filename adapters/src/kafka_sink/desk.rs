@@ -141,10 +141,14 @@ impl Desk {
         cluster.is_some() && cluster == self.cluster.as_deref()
     }
 
+    pub(super) fn is_taken_back(&self, shard: &str) -> bool {
+        let membership = self.place.membership.as_ref();
+        membership.is_some_and(|membership| self.is_here(shard) && membership.of(shard).is_none())
+    }
+
     /// A partition of our group that it has taken back has another owner: we must not claim it from there.
     pub(super) fn refuse_taken_back(&self, shards: &[ShardId]) -> Result<(), SinkError> {
-        let Some(membership) = &self.place.membership else { return Ok(()) };
-        match shards.iter().find(|shard| self.is_here(shard) && membership.of(shard).is_none()) {
+        match shards.iter().find(|shard| self.is_taken_back(shard)) {
             Some(shard) => Err(not_applied(format!("the consumer group has taken shard {shard} back"))),
             None => Ok(()),
         }
@@ -292,7 +296,7 @@ impl Desk {
     }
 
     /// The book, with what is decided of `shards` now: waits for nobody.
-    fn glance(&self, shards: &[ShardId]) -> Result<MutexGuard<'_, Book>, SinkError> {
+    pub(super) fn glance(&self, shards: &[ShardId]) -> Result<MutexGuard<'_, Book>, SinkError> {
         let homes = self.homes(shards)?;
         let mut book = self.place.book.lock();
         book.glance(&homes)?;

@@ -49,6 +49,14 @@ impl Desk {
         for _ in 0..ATTEMPTS {
             self.connect()?;
             self.refuse_taken_back(shards)?;
+            if let Acquire::IfFree { stale_after_ms } = how {
+                // Before anybody's open transaction is waited for, or ended: who only asks disturbs no living owner.
+                let found: Vec<Option<Shard>> = {
+                    let book = self.glance(shards)?;
+                    shards.iter().map(|shard| book.ledger.shard(shard).cloned()).collect()
+                };
+                self.held(shards, &found, *stale_after_ms)?;
+            }
             let mut homes = Vec::with_capacity(shards.len());
             let mut found = Vec::with_capacity(shards.len());
             {
@@ -237,6 +245,15 @@ impl Desk {
     ) -> Result<(Resolution, Vec<ShardState>), SinkError> {
         self.writer = None;
         self.connect()?;
+        // Our id was just taken anew: nothing of the attempt can be committed any more. Whoever has a partition that the group has taken
+        // back keeps it.
+        if let Some(step) = steps.iter().find(|step| self.is_taken_back(&step.shard)) {
+            return Err(SinkError::Fenced {
+                shard: step.shard.to_string(),
+                owner: "another member of the consumer group".to_owned(),
+                epoch: step.epoch,
+            });
+        }
         let shards: Vec<ShardId> = steps.iter().map(|step| step.shard.clone()).collect();
         let of =
             |step: &ShardStep, raised: Option<&i64>| raised.copied().unwrap_or(step.epoch).max(step.epoch);

@@ -32,6 +32,12 @@ impl PostgresSession {
             // Before anything is locked: the new owner's connection must not be ended for our sake.
             self.still_held(client, shards, held).await?;
         }
+        if let Acquire::IfFree { stale_after_ms } = how
+            && let Some(held) = self.held(client, shards, *stale_after_ms).await?
+        {
+            // Nor a living owner's, whose batch may have the row locked for long.
+            return Err(Fault::Sink(held));
+        }
         client.batch_execute(&self.begin()).await?;
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
         let free = match how {
@@ -66,7 +72,10 @@ impl PostgresSession {
         let rows = self.ending_blockers(pid, raising).await?;
         if rows.len() < shards.len() {
             client.batch_execute("ROLLBACK").await?;
-            return Err(Fault::Sink(self.held(client, shards, stale_after_of(how)).await?));
+            let held = self.held(client, shards, stale_after_of(how)).await?;
+            return Err(Fault::Sink(
+                held.unwrap_or_else(|| again("a shard was held a moment ago and is free now")),
+            ));
         }
         let mut states: HashMap<String, ShardState> =
             rows.iter().map(state).map(|state| (state.shard.to_string(), state)).collect();
@@ -166,13 +175,13 @@ impl PostgresSession {
         Ok((!others.is_empty()).then(|| others.join(", ")))
     }
 
-    /// Who holds one of `shards`.
+    /// Who else holds one of `shards` and was heard since.
     async fn held(
         &self,
         client: &Client,
         shards: &[ShardId],
         stale_after_ms: i64,
-    ) -> Result<SinkError, Fault> {
+    ) -> Result<Option<SinkError>, Fault> {
         let query = format!(
             "SELECT shard, owner, (extract(epoch FROM clock_timestamp() - heartbeat) * 1000)::bigint FROM {} \
              WHERE route = $1 AND shard = ANY($2) AND owner <> $3 ORDER BY heartbeat DESC LIMIT 1",
@@ -180,12 +189,8 @@ impl PostgresSession {
         );
         let names: Vec<&str> = shards.iter().map(|shard| &**shard).collect();
         let row = client.query_opt(&query, &[&self.route, &names, &self.owner]).await?;
-        Ok(match row {
-            Some(row) if row.get::<_, i64>(2) < stale_after_ms => {
-                SinkError::Held { shard: row.get(0), owner: row.get(1), seen_ms: row.get(2) }
-            }
-            _ => again("a shard was held a moment ago and is free now"),
-        })
+        let young = row.filter(|row| row.get::<_, i64>(2) < stale_after_ms);
+        Ok(young.map(|row| SinkError::Held { shard: row.get(0), owner: row.get(1), seen_ms: row.get(2) }))
     }
 
     /// The highest epoch of `shard` that this session knows to be its own.

@@ -404,12 +404,8 @@ impl Opening<'_> {
                 wanted.push(state.shard);
             }
         }
-        let mut states = Vec::with_capacity(wanted.len());
+        let mut states = self.take(session, &wanted).await?;
         let mut beat_at = Instant::now();
-        for shard in &wanted {
-            let state = self.take(beating(session, &states, &mut beat_at), shard).await?;
-            states.push(state);
-        }
         if self.route.arrival {
             self.check_clock(session).await?;
         }
@@ -418,17 +414,20 @@ impl Opening<'_> {
         let mut beating = beating(session, &states, &mut beat_at);
         if let Some(behind) = behind {
             self.route.report(&behind);
-            self.route.rebuild(&mut beating, history, wall_ms()).await?;
+            self.route.rebuild(&mut beating, history).await?;
         }
         let history = *self.route.history.read();
         for state in &states {
             let known = self.route.known_sequence(&state.shard);
-            self.route.catch_up(&mut beating, state, known, history, wall_ms()).await?;
+            self.route.catch_up(&mut beating, state, known, history).await?;
         }
         // A key that came through a relay must be known to callers too.
-        for ShardState { shard, .. } in beating.session.shards("").await? {
+        let all = beating.session.shards("").await?;
+        let placed = all.iter().filter(|state| state.position.is_some());
+        *self.route.at_opening.lock() = placed.map(|state| state.shard.clone()).collect();
+        for ShardState { shard, .. } in all {
             if !wanted.contains(&shard) {
-                self.route.learn_marks_of(&mut beating, &shard, wall_ms()).await?;
+                self.route.learn_marks_of(&mut beating, &shard).await?;
             }
         }
         // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.
@@ -456,33 +455,32 @@ impl Opening<'_> {
         }
     }
 
-    async fn take(&self, mut beating: Beating<'_>, shard: &ShardId) -> Result<ShardState, Unopened> {
+    /// All or none: who held one of them while it waits for another could wait for ever for one that waits for its own.
+    async fn take(&self, session: &mut dyn Session, shards: &[ShardId]) -> Result<Vec<ShardState>, Unopened> {
+        if shards.is_empty() {
+            return Ok(Vec::new());
+        }
         loop {
-            beating.beat().await;
             let how = Acquire::IfFree { stale_after_ms: STALE_OWNER_MS };
-            match beating.session.acquire(std::slice::from_ref(shard), how).await {
-                Ok(mut states) => match states.pop() {
-                    Some(state) => return Ok(state),
-                    None => {
-                        let what = format!("the sink did not answer for shard {shard}");
-                        return Err(BuildError::one(what, "report it").into());
-                    }
-                },
+            let waits = match session.acquire(shards, how).await {
+                Ok(states) if states.len() == shards.len() => return Ok(states),
+                Ok(states) => {
+                    let what = format!("the sink answered for {} of {} shards", states.len(), shards.len());
+                    return Err(BuildError::one(what, "report it").into());
+                }
                 Err(SinkError::Held { shard, owner, .. }) => {
-                    if let Some(told) = self.on_wait {
-                        told(format!("waiting for the other owner to end: shard {shard} is held by {owner}"));
-                    }
-                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    format!("waiting for the other owner to end: shard {shard} is held by {owner}")
                 }
                 // The other owner died while it was looked at.
-                Err(SinkError::NotApplied { retry: true, reason }) if beating.session.connected() => {
-                    if let Some(told) = self.on_wait {
-                        told(format!("taking shard {shard} over again: {reason}"));
-                    }
-                    tokio::time::sleep(Duration::from_millis(500)).await;
+                Err(SinkError::NotApplied { retry: true, reason }) if session.connected() => {
+                    format!("taking the callers' shards over again: {reason}")
                 }
                 Err(fault) => return Err(fault.into()),
+            };
+            if let Some(told) = self.on_wait {
+                told(waits);
             }
+            tokio::time::sleep(OPENING_RETRY).await;
         }
     }
 }
@@ -527,6 +525,8 @@ async fn watched(route: Arc<Route>, lane: u32, run: impl Future<Output = ()>) {
     if AssertUnwindSafe(run).catch_unwind().await.is_err() {
         error!(route = %route.name, lane, "the lane panicked: this is a fault of Oncegate, please report it");
         route.sees(lane, Sight::Lost);
+        // What it had at hand is judged by its shard's own watermark, in the next process.
+        route.store.awaits(lane, &[], wall_ms());
         route.set_trouble(lane, Some("a lane of the route failed; restart the process".into()));
     }
 }

@@ -1,6 +1,6 @@
 //! Deliver: one batch, brought to its end: in the sink, or surely not in it.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use adapters::{
     dead_letters::Letter,
@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::{
     judge::{DeadLetterPolicy, RefusedPolicy},
-    own::Resolved,
+    own::{LAST_PATIENCE, Resolved},
     run::{DeadRecord, Flight, InFlight, Lane},
 };
 use crate::{clock::jitter, metrics::Stage};
@@ -65,9 +65,16 @@ impl Lane {
                     );
                 }
             }
-            SinkError::NotApplied { retry: true, .. } => {
+            SinkError::NotApplied { retry: true, reason } => {
                 self.put_back(flight);
                 self.pause().await;
+                if self.route.closing.load(Ordering::Acquire)
+                    && self.closing_since.get_or_insert_with(Instant::now).elapsed() >= LAST_PATIENCE
+                {
+                    // Callers hear, and a relay's records are read again.
+                    self.answer_unavailable(&reason);
+                    self.gives_up = true;
+                }
             }
             SinkError::NotApplied { retry: false, reason } | SinkError::Held { owner: reason, .. } => {
                 self.route.set_trouble(self.id, Some(format!("the sink does not take the batch: {reason}")));

@@ -122,6 +122,8 @@ pub enum FromLane {
     Fenced {
         /// Which partition.
         slot: u32,
+        /// As in [`AssignedShard`].
+        generation: u64,
         /// The new owner.
         owner: String,
         /// For the log and `/readyz`.
@@ -131,6 +133,8 @@ pub enum FromLane {
     Stopped {
         /// Which partition.
         slot: u32,
+        /// As in [`AssignedShard`].
+        generation: u64,
         /// For the log and `/readyz`.
         reason: String,
     },

@@ -27,8 +27,8 @@ use crate::{
 const EXPIRE_MARKS: Duration = Duration::from_secs(30);
 /// An owner whose heartbeat is older is dead. Three heartbeats, so that one slow commit does not count as death.
 pub(crate) const STALE_OWNER_MS: i64 = 6_000;
-/// A lane that is to end asks no longer than this what became of its last batch.
-const LAST_PATIENCE: Duration = Duration::from_secs(10);
+/// A lane that is to end asks no longer than this what became of its last batch, or tries again to bring it in.
+pub(super) const LAST_PATIENCE: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(2);
 
@@ -44,8 +44,9 @@ pub(super) enum Resolved {
 
 impl Lane {
     /// Whether verdicts may be given: connected, owner of the call shard, and in the route's present history. Otherwise acquires
-    /// again until they may; callers hear at once that they may not. False if the lane is to end first.
-    pub(super) async fn ready(&mut self) -> bool {
+    /// again until they may; callers hear at once that they may not. False if the lane is to end first. `in_hand`: the lane has a
+    /// batch that is in no queue.
+    pub(super) async fn ready(&mut self, in_hand: bool) -> bool {
         let mut pause = RETRY_FIRST;
         loop {
             let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
@@ -63,6 +64,7 @@ impl Lane {
             if self.stopping {
                 return false;
             }
+            self.set_busy(in_hand || self.has_records());
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_MOST);
             self.take_in_all_offline();
@@ -109,11 +111,11 @@ impl Lane {
         let owned: Vec<(ShardId, i64)> =
             taken.values().map(|state| (state.shard.clone(), state.epoch)).collect();
         // A rebuild that another lane began, or left half done, comes first: until it is whole, facts are missing.
-        let learnt = route.complete(&mut self.beating(&owned), wall_ms()).await;
+        let learnt = route.complete(&mut self.beating(&owned)).await;
         let mut history = learnt.map_err(|fault| fault.to_string())?;
         if let Some(behind) = route.behind(&mut *self.session).await.map_err(|fault| fault.to_string())? {
             route.report(&behind);
-            let rebuilt = route.rebuild(&mut self.beating(&owned), history, wall_ms()).await;
+            let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
             history = rebuilt.map_err(|fault| fault.to_string())?;
         }
         let mut rewind_all = history != self.history;
@@ -130,14 +132,13 @@ impl Lane {
                     Some(sequence) if !rewind_all => sequence,
                     _ => self.route.known_sequence(&state.shard),
                 };
-                let now_ms = wall_ms();
-                let standing = route.catch_up(&mut self.beating(&owned), state, known, history, now_ms).await;
+                let standing = route.catch_up(&mut self.beating(&owned), state, known, history).await;
                 match standing.map_err(|fault| fault.to_string())? {
                     Standing::Level => self.adopt(*slot, state, rewind_all),
                     Standing::SinkAhead => self.adopt(*slot, state, true),
                     Standing::Regressed => {
                         route.report(&[Behind::new(state.shard.clone(), known, state.sequence)]);
-                        let rebuilt = route.rebuild(&mut self.beating(&owned), history, now_ms).await;
+                        let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
                         self.discard_floors();
@@ -175,8 +176,14 @@ impl Lane {
 
     async fn take(&mut self, slot: u32, id: &ShardId, how: Acquire) -> Result<ShardState, String> {
         match self.session.acquire(std::slice::from_ref(id), how).await {
-            Ok(states) => one(states, id),
-            Err(SinkError::Held { shard, owner, .. }) => Err(self.lost(slot, &shard, &owner)),
+            Ok(states) => {
+                self.held_elsewhere = false;
+                one(states, id)
+            }
+            Err(SinkError::Held { shard, owner, .. }) => {
+                self.held_elsewhere = true;
+                Err(self.lost(slot, &shard, &owner))
+            }
             Err(fault) => Err(fault.to_string()),
         }
     }
@@ -242,7 +249,7 @@ impl Lane {
                 return Err(fault.to_string());
             }
         };
-        self.tell_namesakes(&states).await;
+        self.tell_namesakes(&states);
         let (route, history) = (self.route.clone(), self.history);
         // In this lane's care beside its partitions.
         let callers = self.slots.values().filter(|shard| shard.is_callers());
@@ -257,10 +264,10 @@ impl Lane {
             }
             let seen = *self.route.history.read();
             let known = self.route.known_sequence(&id);
-            let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen, wall_ms()).await;
+            let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
                 self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
-                let rebuilt = route.rebuild(&mut self.beating(&owned), history, wall_ms()).await;
+                let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 // The lane's other shards belong to the lost history too.
                 self.recheck = true;
@@ -272,7 +279,7 @@ impl Lane {
                 // Nothing of what this shard needs is gone from the sink. Its owner was slower than this instance, or dead.
                 info!(route = %self.route.name, shard = %id, watermark_ms = state.watermark_ms, forgotten_ms,
                       "the shard lags behind what this instance has forgotten");
-                let rebuilt = route.rebuild(&mut self.beating(&owned), history, wall_ms()).await;
+                let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 self.recheck = true;
             }
@@ -292,20 +299,13 @@ impl Lane {
         Ok(assigned)
     }
 
-    /// Partitions that begin at their start although the sink has one of the same name in another cluster: perhaps the brokers are not
-    /// those that are meant. Best effort.
-    async fn tell_namesakes(&mut self, states: &[ShardState]) {
-        let new: Vec<&ShardId> =
-            states.iter().filter(|state| state.position.is_none()).map(|state| &state.shard).collect();
-        if new.is_empty() {
-            return;
-        }
-        let Ok(known) = self.session.shards("kafka/").await else { return };
-        for shard in new {
-            let namesake =
-                known.iter().find(|state| state.position.is_some() && same_partition(&state.shard, shard));
-            if let Some(ShardState { shard: namesake, position, .. }) = namesake {
-                warn!(route = %self.route.name, lane = self.id, %shard, %namesake, position,
+    /// Partitions that begin at their start although the sink had one of the same name in another cluster when the route was opened:
+    /// perhaps the brokers are not those that are meant.
+    fn tell_namesakes(&self, states: &[ShardState]) {
+        let known = self.route.at_opening.lock();
+        for ShardState { shard, .. } in states.iter().filter(|state| state.position.is_none()) {
+            if let Some(namesake) = known.iter().find(|known| same_partition(known, shard)) {
+                warn!(route = %self.route.name, lane = self.id, %shard, %namesake,
                     "the partition is read from its start; the sink has a position of a partition of the same name in another \
                      cluster: see that `brokers` are those that you mean");
             }
@@ -345,28 +345,30 @@ impl Lane {
     pub(super) fn stop_slot(&mut self, slot: u32, reason: &str) {
         let Some(shard) = self.slots.get(&slot) else { return };
         error!(route = %self.route.name, lane = self.id, shard = %shard.id, "stopped: {reason}");
+        let generation = shard.generation;
         self.drop_slot(slot);
         if let Some(events) = &self.events {
-            drop(events.send(FromLane::Stopped { slot, reason: reason.into() }));
+            drop(events.send(FromLane::Stopped { slot, generation, reason: reason.into() }));
         }
     }
 
     /// Another owner has taken a shard over.
     pub(super) fn fenced(&mut self, shard: &str, owner: &str, epoch: i64) {
-        let slot = self.slots.iter().find(|(_, owned)| &*owned.id == shard).map(|(&slot, _)| slot);
+        let found = self.slots.iter().find(|(_, owned)| &*owned.id == shard);
+        let found = found.map(|(&slot, owned)| (slot, owned.generation));
         let reason = format!("fenced: shard {shard} now belongs to {owner} (epoch {epoch})");
         error!(route = %self.route.name, lane = self.id, "{reason}");
-        match slot {
-            Some(CALL_SLOT) => {
+        match found {
+            Some((CALL_SLOT, _)) => {
                 self.drop_slot(CALL_SLOT);
                 self.route.sees(self.id, Sight::Lost);
                 self.route.set_trouble(self.id, Some(reason.clone()));
                 self.answer_unavailable(&reason);
             }
-            Some(slot) => {
+            Some((slot, generation)) => {
                 self.drop_slot(slot);
                 if let Some(events) = &self.events {
-                    drop(events.send(FromLane::Fenced { slot, owner: owner.into(), reason }));
+                    drop(events.send(FromLane::Fenced { slot, generation, owner: owner.into(), reason }));
                 }
             }
             None => self.recheck = true,
@@ -386,17 +388,25 @@ impl Lane {
     /// What is due while the lane is idle: heartbeats, expiry of marks, a new connection when the old one ended.
     pub(super) async fn tick(&mut self) {
         if self.slots.is_empty() && self.call_shard.is_none() {
-            // It owns nothing that could have gone back: verdicts need not wait for it.
+            // It owns nothing that could have gone back: verdicts need not wait for it, nor for what was in its way.
             self.route.sees(self.id, Sight::Needless);
+            self.route.set_trouble(self.id, None);
             return;
         }
         let owns = self.call_shard.is_none() || self.slots.contains_key(&CALL_SLOT);
         let current = *self.route.history.read() == self.history;
         if !self.connected() || self.recheck || !owns || !current {
+            // Records may come meanwhile; not while another owner has the shard, for they are refused then.
+            self.set_busy(!self.held_elsewhere);
             if let Err(reason) = self.reacquire().await {
                 self.route.set_trouble(self.id, Some(reason));
+                self.set_busy(self.has_records());
             }
             return;
+        }
+        if !self.has_records() {
+            // Nothing stands in anybody's way.
+            self.route.set_trouble(self.id, None);
         }
         let owned: Vec<(ShardId, i64)> =
             self.slots.values().map(|shard| (shard.id.clone(), shard.epoch)).collect();
@@ -495,7 +505,7 @@ impl Lane {
         let route = self.route.clone();
         for (at, step) in flight.steps.iter().enumerate() {
             if !ours.contains(&at) {
-                route.learn_marks_of(&mut self.beating(&[]), &step.shard, wall_ms()).await?;
+                route.learn_marks_of(&mut self.beating(&[]), &step.shard).await?;
             }
         }
         Ok(Some(match resolution {

@@ -99,6 +99,12 @@ pub(crate) struct Lane {
     last_positions: bool,
     /// It was said that the lane has callers' records at hand.
     busy: bool,
+    /// Another owner has the lane's own shard.
+    pub(super) held_elsewhere: bool,
+    /// When the route was first seen to end.
+    pub(super) closing_since: Option<Instant>,
+    /// The lane ends with records that its sink does not take now.
+    pub(super) gives_up: bool,
 }
 
 /// A lane holds the bytes of so many full batches before it takes no more in.
@@ -254,6 +260,9 @@ impl Lane {
             unresolved: false,
             last_positions: false,
             busy: false,
+            held_elsewhere: false,
+            closing_since: None,
+            gives_up: false,
         }
     }
 
@@ -261,10 +270,11 @@ impl Lane {
     pub(crate) async fn run(mut self) {
         while self.gathered().await {
             self.set_busy(true);
-            if !self.ready().await {
+            if self.gives_up || !self.ready(false).await {
                 // It is to end, and the sink is not there: callers have heard, and a relay's records are read again.
                 break;
             }
+            self.set_busy(true);
             match self.check() {
                 Ok(Some(flight)) => self.deliver(flight).await,
                 Ok(None) => {}
@@ -279,8 +289,12 @@ impl Lane {
         info!(route = %self.route.name, lane = self.id, "lane ended");
     }
 
+    pub(super) fn has_records(&self) -> bool {
+        !self.queue.is_empty() || !self.parked.is_empty()
+    }
+
     /// Callers' records that are at hand have no outcome yet, however long that takes: their shard is not idle (P11).
-    fn set_busy(&mut self, busy: bool) {
+    pub(super) fn set_busy(&mut self, busy: bool) {
         let Some(shard) = self.call_shard.as_ref().filter(|_| busy != self.busy) else { return };
         self.busy = busy;
         let shards = if busy { std::slice::from_ref(shard) } else { &[] };
@@ -314,7 +328,7 @@ impl Lane {
             // Here and not only when idle: a busy lane expires its marks too, and one that others wake lives on.
             if Instant::now() >= self.tick_at {
                 self.tick_at = Instant::now() + TICK;
-                self.set_busy(!self.queue.is_empty() || !self.parked.is_empty());
+                self.set_busy(self.has_records());
                 self.tick().await;
             }
             // Registered before the parked keys are looked at, so that no settlement in between is missed.

@@ -29,7 +29,7 @@ impl Lane {
             // The sink went back meanwhile (P6): whether the batch is in its new history is learnt from its marks, and until
             // then its keys stay claimed.
             self.recheck = true;
-            if !self.ready().await {
+            if !self.ready(true).await {
                 return self.leave_unknown(flight);
             }
             return self.put_back(flight);

@@ -47,6 +47,29 @@ async fn p11_a_partition_is_awaited_while_its_broker_is_not_heard() {
     instance.relay.stop().await;
 }
 
+/// A partition at its end whose lane took no more was not looked at: what came into it meanwhile was not awaited, and was late.
+#[tokio::test(flavor = "multi_thread")]
+async fn p11_a_partition_is_awaited_while_its_lane_takes_no_more() {
+    let kafka = Kafka::shared();
+    kafka.topic("not-looked-at", 2).await;
+    kafka.produce("not-looked-at", numbers(2, 0..10));
+    let sink = Shared::default();
+    let options = RelayOptions { chunk_records: 100, ..RelayOptions::default() };
+    let instance = instance(&sink, 1, config(kafka, "not-looked-at"), options);
+    kept(&sink, 10).await;
+    awaited(&instance, 0).await;
+    let one = |partition| Produced { partition, payload: Some(b"10".to_vec()), ..Produced::default() };
+    instance.switches.hold.store(true, Ordering::Release);
+    kafka.produce("not-looked-at", (0..5_000).map(|_| one(1)));
+    awaited(&instance, 1).await;
+    kafka.produce("not-looked-at", [one(0)]);
+    awaited(&instance, 2).await;
+    instance.switches.hold.store(false, Ordering::Release);
+    kept(&sink, 5_011).await;
+    awaited(&instance, 0).await;
+    instance.relay.stop().await;
+}
+
 /// A partition is idle once all of it is read and settled, also where its log ends in the markers of transactions; not while its
 /// records wait.
 #[tokio::test(flavor = "multi_thread")]

@@ -38,7 +38,12 @@ async fn seeks_back(topic: &str, config: KafkaConfig) {
             (shard.0, shard.1) = (shard.0 + 1, if back == 0 { -1 } else { back });
         }
         // The fake lane learns of it as the real one does: it is asked to take the shard over again.
-        let fenced = FromLane::Fenced { slot: 0, owner: "nobody".into(), reason: "the test".into() };
+        let fenced = FromLane::Fenced {
+            slot: 0,
+            generation: u64::MAX,
+            owner: "nobody".into(),
+            reason: "the test".into(),
+        };
         instance.events.send(fenced).unwrap();
         let end = 10_000 + 1000 * (round as i64 + 1);
         kafka.produce(topic, numbers(2, end - 1000..end));

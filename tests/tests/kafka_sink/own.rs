@@ -53,7 +53,7 @@ impl Desk {
         Self { encoder, session, state: states.into_iter().next().expect("one shard") }
     }
 
-    fn step(&self) -> ShardStep {
+    pub(crate) fn step(&self) -> ShardStep {
         ShardStep {
             shard: self.state.shard.clone(),
             epoch: self.state.epoch,

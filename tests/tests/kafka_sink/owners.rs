@@ -8,7 +8,7 @@ use std::{
 use adapters::{
     kafka::{Event, KafkaConfig, KafkaSource, Membership, Reader, TopicPartition},
     kafka_sink::KafkaSink,
-    sink::{Acquire, Sink, SinkError},
+    sink::{Acquire, Batch, MarkBlock, OnRefused, RowOutcome, ShardStep, Sink, SinkError},
 };
 use oncegate_tests::{
     eventually,
@@ -86,6 +86,15 @@ async fn p13_a_member_without_the_partition_claims_nothing() {
     let again = desk.session.acquire(std::slice::from_ref(&shard), Acquire::Force).await;
     let taken = |result: &Result<_, SinkError>| matches!(result, Err(SinkError::NotApplied { reason, retry: true }) if reason.contains("taken") && reason.contains(&*shard));
     assert!(taken(&again), "{again:?}");
+    // Nor does it ask for ever what became of its batch there: the batch is the new owner's matter, and its marks tell.
+    let step = desk.step();
+    let resolved = desk.session.resolve(std::slice::from_ref(&step)).await;
+    assert!(
+        matches!(&resolved, Err(SinkError::Fenced { shard: lost, .. }) if **lost == *shard),
+        "{resolved:?}"
+    );
+    desk.session.acquire(&[], Acquire::Force).await.expect("a connection");
+    assert_eq!(desk.session.marks_since(&shard, 0).await.expect("they can be read").len(), 1);
     // Nor does one that was never given it, or has left.
     drop(member);
     let mut stranger = sink.session("route", "third");
@@ -98,6 +107,34 @@ async fn p13_a_member_without_the_partition_claims_nothing() {
     assert_eq!(texts, ["one", "two"]);
     // What callers write through is in no group's hands.
     stranger.acquire(&["http/0".into()], Acquire::Force).await.expect("nobody else's");
+}
+
+/// P12: a key that is taken back is noted in each shard, also in one that has brought nothing yet and so has no offset. Such a note was
+/// refused again and again, and whoever waited for it waited for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn p12_a_shard_without_an_offset_takes_a_note() {
+    let place = place().await;
+    let member = Member::join("no-offset").await;
+    let shard: Arc<str> = member.shard().into();
+    let sink = KafkaSink::new(config(&place)).expect("good").fenced_by(member.seat.clone());
+    let mut desk = Desk::of(&sink, "first", &shard).await;
+    let steps = [ShardStep { position: None, ..desk.step() }];
+    let seal = |_: &[RowOutcome]| {
+        vec![MarkBlock { step: 0, min_ms: 1, max_ms: 1, count: 1, block: "a note".into() }]
+    };
+    let batch = Batch {
+        steps: &steps,
+        rows: &[],
+        dead_letters: &[],
+        on_refused: OnRefused::DeadLetter,
+        known_new: true,
+        seal: &seal,
+    };
+    desk.session.deliver(&batch).await.expect("it goes in");
+    let marks = desk.session.marks_since(&shard, 0).await.expect("they can be read");
+    assert_eq!((marks.len(), &*marks[0].block), (1, b"a note".as_slice()));
+    desk.state.sequence += 1;
+    desk.write_text("one").await.expect("and so does the first record");
 }
 
 /// Instances that count the marks topic's partitions differently look for shards in different places: one that sees it grow says so.

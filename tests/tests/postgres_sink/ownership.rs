@@ -135,6 +135,34 @@ async fn a_live_owner_is_named_and_a_dead_one_gives_way() {
     assert_eq!(second.acquire(&[SHARD.into()], if_free(10)).await.unwrap()[0].epoch, 3);
 }
 
+/// A stand-by that only asked waited for the row that a living owner's batch had locked, and after a second ended its connection: no
+/// batch that took longer ever went in.
+#[tokio::test]
+async fn p5_a_standby_that_asks_leaves_a_living_owners_slow_batch_alone() {
+    let mut rig = rig().await;
+    let client = Postgres::shared().connect(&rig.database).await.unwrap();
+    client
+        .batch_execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); RETURN NULL; END';
+             CREATE TRIGGER slow AFTER INSERT ON t FOR EACH STATEMENT EXECUTE FUNCTION slow()",
+        )
+        .await
+        .unwrap();
+    let mut standby = other(&rig, "standby");
+    let asks = async {
+        for _ in 0..4 {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let how = Acquire::IfFree { stale_after_ms: 60_000 };
+            let error = standby.acquire(&[SHARD.into()], how).await.unwrap_err();
+            assert!(matches!(error, SinkError::Held { .. }), "{error}");
+        }
+    };
+    let began = Instant::now();
+    let (delivered, ()) = tokio::join!(rig.try_deliver(&[r#"{"id":1}"#]), asks);
+    delivered.expect("the batch goes in at its first attempt");
+    assert!(began.elapsed() > Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
 #[tokio::test]
 async fn p5_a_frozen_owner_that_holds_the_shard_is_ended() {
     let mut rig = rig().await;

@@ -178,6 +178,9 @@ impl<G: RelayGate> AtWork<'_, G> {
                     self.regenerate();
                 }
             }
+            // Of an earlier assignment, or membership.
+            FromLane::Fenced { generation, .. } | FromLane::Stopped { generation, .. }
+                if generation < slot.generation => {}
             FromLane::Fenced { reason, .. } => {
                 // A partition that was not placed yet has nothing to commit: a commit would take the place of what is recorded
                 // with the last one (where `start = "latest"` began). It is acquired again, and proven when it is placed.

@@ -281,14 +281,15 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
     pub(super) fn look_around(&mut self, now: Instant) {
         self.looked_at = now;
         let more: Vec<ShardId> =
-            self.slots.values().filter(|slot| slot.has_more()).map(|slot| slot.shard.clone()).collect();
+            self.slots.values().filter(|slot| slot.has_more(now)).map(|slot| slot.shard.clone()).collect();
         self.gate.awaits(&more);
     }
 
     /// Lets those wait that are far ahead, and those go on that are not any more.
     fn align(&mut self) {
         let max_drift_ms = i64::try_from(self.options.max_drift.as_millis()).unwrap_or(i64::MAX);
-        self.limit_ms = align::limit(self.slots.values().map(Slot::come), max_drift_ms);
+        let now = Instant::now();
+        self.limit_ms = align::limit(self.slots.values().map(|slot| slot.come(now)), max_drift_ms);
         for slot in self.slots.values_mut() {
             let waits = align::waits(slot.come_ms, self.limit_ms);
             if waits != slot.waits {
@@ -364,7 +365,10 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
                     more = true;
                     break;
                 }
-                let Some(next) = slot.reader.next() else { break };
+                let Some(next) = slot.reader.next() else {
+                    slot.dry_at = Some(Instant::now());
+                    break;
+                };
                 let found = match next {
                     Ok(found) => found,
                     Err(ReadFault::OutOfRange) => {

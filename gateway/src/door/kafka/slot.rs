@@ -13,6 +13,9 @@ use crate::lane::FromLane;
 /// A commit without an answer counts as lost after so long.
 pub(super) const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
 
+/// A partition whose lane takes what comes is looked at more often than that.
+const LOOKED_AT: Duration = Duration::from_secs(2);
+
 pub(super) enum State {
     /// The lane is asked to take the shard over; again at `again` if it could not.
     Acquiring { again: Option<Instant>, reason: Option<String> },
@@ -82,6 +85,8 @@ pub(super) struct Slot {
     pub(super) skipped_to: i64,
     /// All that could be read has been, when the broker last said so.
     pub(super) ended: bool,
+    /// When there was last nothing to take from it.
+    pub(super) dry_at: Option<Instant>,
     /// Its broker has not been heard of late: nobody knows what came since.
     pub(super) silent: bool,
     /// The latest event time that was read, ms; none before the first record.
@@ -118,6 +123,7 @@ impl Slot {
             from: 0,
             skipped_to: 0,
             ended: false,
+            dry_at: None,
             silent: false,
             come_ms: None,
             waits: false,
@@ -132,12 +138,13 @@ impl Slot {
 
     /// Whether it may have records, read or not, that have no outcome yet: then it is not idle (P11). Also if it is stopped: what
     /// comes after it is mended must not be late because it was stopped.
-    pub(super) fn has_more(&self) -> bool {
+    pub(super) fn has_more(&self, now: Instant) -> bool {
         match self.state {
             State::Leaving => false,
             State::Reading => {
                 !self.ended
                     || self.silent
+                    || self.dry_at.is_none_or(|at| now.saturating_duration_since(at) > LOOKED_AT)
                     || self.waits
                     || self.durable.map_or(self.from, |to| to.max(self.from)) < self.next
             }
@@ -146,8 +153,8 @@ impl Slot {
     }
 
     /// For alignment.
-    pub(super) fn come(&self) -> Come {
-        let goes_on = self.has_more() && !matches!(self.state, State::Stopped { .. });
+    pub(super) fn come(&self, now: Instant) -> Come {
+        let goes_on = self.has_more(now) && !matches!(self.state, State::Stopped { .. });
         Come { to_ms: self.come_ms, goes_on }
     }
 

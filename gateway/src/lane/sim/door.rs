@@ -284,7 +284,7 @@ impl Reader {
                     self.assign(slot.partition).await;
                 }
             }
-            FromLane::Stopped { slot, reason } => {
+            FromLane::Stopped { slot, reason, .. } => {
                 if let Some(slot) = self.slots.remove(&slot) {
                     self.topic.lock().stopped.insert(slot.partition, reason);
                 }

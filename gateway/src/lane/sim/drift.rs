@@ -154,6 +154,30 @@ async fn p11_a_callers_record_at_the_sink_for_longer_than_idle_after_is_not_late
     assert_eq!(outcome(&relay.gate, &at("late", old)).await, Outcome::Late);
 }
 
+/// Another instance took the callers' shard while its owner was stopped, and lived on. The owner's lane waited for it with nothing at
+/// hand, and held the watermark of the route for as long.
+#[tokio::test(start_paused = true)]
+async fn p11_a_callers_lane_that_waits_for_another_owner_holds_nobody_up() {
+    let rig = rig(36);
+    let relay = Relay::start(&rig, "a", (1, 1), 1).await;
+    let old = BASE_MS - HOUR_MS;
+    assert_eq!(outcome(&relay.gate, &at("first", old)).await, Outcome::Written);
+    {
+        let mut world = rig.world.lock();
+        let row = world.db.shards.get_mut("http/0").unwrap();
+        (row.owner, row.epoch) = ("b".into(), row.epoch + 1);
+    }
+    drop(spawn_call(&relay.gate, &at("second", old)));
+    for second in 1..=300 {
+        rig.world.lock().db.shards.get_mut("http/0").unwrap().heartbeat = tokio::time::Instant::now();
+        relay.push(0, &at(&format!("r{second}"), old + second * 10_000));
+        pass(1_000).await;
+    }
+    relay.settled(0, 300).await;
+    let watermark = relay.gate.inside().store.floors(crate::clock::wall_ms()).watermark_ms;
+    assert_eq!(watermark, Some(old + 300 * 10_000));
+}
+
 /// A topic was deleted and made again: its shard begins anew, and knows what came through the old one.
 #[tokio::test(start_paused = true)]
 async fn p3_a_renewed_shard_begins_at_the_start_and_keeps_its_facts() {

@@ -124,6 +124,56 @@ async fn p3_an_owner_that_learns_for_long_lives_on() {
     assert_eq!(outcome(&second.await, &plain("k1", "v")).await, Outcome::Duplicate);
 }
 
+/// A stand-by took one of two callers' shards when its owner's lane was held up, kept it alive, and waited for the other one, whose
+/// lane lived on: both instances were not ready for ever.
+#[tokio::test(start_paused = true)]
+async fn p3_callers_shards_are_taken_over_together() {
+    let rig = Rig::keyed(Mode::Upsert, 6);
+    let first = rig.gate("a", (2, 0)).await;
+    let second = rig.gate("b", (2, 0));
+    tokio::pin!(second);
+    assert!(timeout(Duration::from_secs(5), &mut second).await.is_err(), "the first lives");
+    rig.world.lock().db.shards.get_mut("http/0").unwrap().heartbeat -= Duration::from_secs(7);
+    assert!(timeout(Duration::from_secs(60), &mut second).await.is_err(), "a shard of two is not enough");
+    for at in 0..20 {
+        let answer = call(&first, &json(&format!("k{at}"), &format!("r{at}"), "v", 0, BASE_MS)).await;
+        assert_eq!(answer.outcome, Outcome::Written, "both lanes are at work");
+    }
+}
+
+/// A relay's lane was in trouble when its last partition was taken from it. It had nothing to do any more that would have shown that
+/// all was well again, and the route was not ready for ever.
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_owns_nothing_any_more_is_in_nobodys_way() {
+    let rig = Rig::listed(7);
+    let relay = Relay::start(&rig, "a", (1, 1), 1).await;
+    relay.push(0, &plain("k", "v"));
+    relay.settled(0, 1).await;
+    rig.cut();
+    rig.world.lock().down_until = Some(Instant::now() + Duration::from_secs(10));
+    pass(3_000).await;
+    assert!(relay.gate.trouble().is_some(), "the sink is away");
+    relay.door.revoke(0).await.unwrap();
+    pass(30_000).await;
+    assert_eq!(relay.gate.trouble(), None);
+    assert_eq!(outcome(&relay.gate, &plain("l", "v")).await, Outcome::Written);
+}
+
+/// A route ends although its sink says "not now" again and again: callers hear, and a relay's records are read again.
+#[tokio::test(start_paused = true)]
+async fn a_gate_closes_while_the_sink_says_not_now() {
+    let mut rig = Rig::listed(8);
+    rig.rules.max_records = 16;
+    let relay = Relay::start(&rig, "a", (1, 1), 1).await;
+    rig.script((0..100_000).map(|_| DeliverFault::NotAppliedKept));
+    let waits = spawn_call(&relay.gate, &plain("k", "v"));
+    (0..4_000).for_each(|at| relay.push(0, &plain(&format!("k{at}"), "v")));
+    pass(30_000).await;
+    timeout(Duration::from_secs(60), relay.gate.close()).await.expect("it closes");
+    assert!(unavailable(&waits.await.unwrap()));
+    assert_eq!(rig.table(), Vec::<String>::new());
+}
+
 /// Two instances of a relay could not run at once: each wanted callers' shards that it had no use for.
 #[tokio::test(start_paused = true)]
 async fn p3_two_instances_share_the_partitions_of_a_route() {
@@ -455,7 +505,8 @@ async fn a_route_opens_although_the_sink_fails_over_meanwhile() {
     let rig = Rig::listed(210);
     rig.world.lock().down_until = Some(Instant::now() + Duration::from_secs(3_600));
     let refused = timeout(Duration::from_secs(90), rig.try_gate("a", (1, 0), rig.memory())).await;
-    let refused = refused.expect("it gives up").err().expect("the sink is away").to_string();
+    let Err(refused) = refused.expect("it gives up") else { panic!("the sink is away") };
+    let refused = refused.to_string();
     assert!(refused.contains("not reachable") && refused.contains("check that"), "{refused}");
 }
 
