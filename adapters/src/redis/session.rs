@@ -22,8 +22,10 @@ use crate::sink::{
 const PAGE_BYTES: usize = 16 << 20;
 /// And marks.
 const PAGE_MARKS: usize = 4096;
-/// Marks, and tombstones, that one call of `expire_marks` deletes at most.
+/// Marks that one call of `expire_marks` deletes at most.
 const EXPIRE_AT_ONCE: usize = 256;
+/// Tombstones: calls are not repeated for them, and they take memory.
+const BURY_AT_ONCE: usize = 5000;
 
 /// See the module.
 pub(super) struct RedisSession {
@@ -222,7 +224,7 @@ impl RedisSession {
             let seen = self.seen.get(shard).copied().unwrap_or(i64::MIN);
             call.number(epoch).number(seen).arg(value.as_str());
         }
-        call.arg(self.route.as_str());
+        call.arg(self.route.as_str()).number(BURY_AT_ONCE);
         let names = |index: usize| owned.get(index).map_or("?", |(shard, ..)| shard).to_owned();
         self.run(link, Script::Owned, &call, &names, |reply| read(reply::list(reply)?)).await
     }

@@ -58,6 +58,31 @@ async fn full_memory_keeps_a_batch_out_whole_and_expiry_makes_room() {
     assert_eq!(letters(&owner.attempt(&[write("c", 1, 1)]).await.expect("there is room again")), "w");
 }
 
+/// P11: versions of deleted rows go with the marks; one that another route wrote since, on the same rows, is that route's.
+#[tokio::test]
+async fn p11_tombstones_go_with_the_marks_of_their_own_route() {
+    let redis = server();
+    let config = config(&redis, Mode::UpsertIfNewer).await;
+    let mut owner = Owner::new(config.clone()).await;
+    let mut deletes: Vec<_> = (0..1500).map(|n| delete(&format!("k{n}"), 5)).collect();
+    deletes.push(delete("shared", 5));
+    owner.attempt(&deletes).await.expect("goes in");
+    let mut other = Owner::of_route(config, "another", "second").await;
+    other.attempt(&[delete("shared", 6)]).await.expect("goes in");
+    // Event time of all of them is 1000.
+    owner.session.expire_marks(&owner.owned(), 1000).await.expect("ours");
+    let stale = owner.attempt(&[write("k0", 5, 1)]).await.expect("goes in");
+    assert_eq!(letters(&stale), "s", "1000 is not below 1000");
+    owner.session.expire_marks(&owner.owned(), 1001).await.expect("ours");
+    let tombs = redis.command(1, &["HKEYS", "oncegate:tombstones:rows:"]).expect("tombstones");
+    assert_eq!(tombs, redis::Value::Array(vec![redis::Value::BulkString("rows:shared".into())]));
+    let outcomes = owner.attempt(&[write("k0", 5, 1), write("shared", 6, 1)]).await.expect("goes in");
+    assert_eq!(letters(&outcomes), "ws");
+    other.session.expire_marks(&other.owned(), 1001).await.expect("ours");
+    assert_eq!(letters(&owner.attempt(&[write("shared", 6, 1)]).await.expect("goes in")), "w");
+    assert!(!everything(&redis).iter().any(|key| key.contains("tombstones")));
+}
+
 #[tokio::test]
 async fn a_server_that_became_a_replica_takes_nothing_and_is_looked_at_anew() {
     let redis = server();

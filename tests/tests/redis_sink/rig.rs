@@ -38,9 +38,13 @@ impl Owner {
     }
 
     pub(crate) async fn named(config: RedisConfig, name: &str) -> Self {
+        Self::of_route(config, ROUTE, name).await
+    }
+
+    pub(crate) async fn of_route(config: RedisConfig, route: &str, name: &str) -> Self {
         let sink = RedisSink::new(config).expect("a good configuration");
         let encoder = sink.probe().await.unwrap_or_else(|misfits| panic!("{misfits:?}"));
-        let session = sink.session(ROUTE, name);
+        let session = sink.session(route, name);
         let state = ShardState {
             shard: SHARD.into(),
             epoch: 0,

@@ -1,5 +1,5 @@
 -- What an owner does beside delivering. KEYS: tombstones, tombstones by time; per shard shard, marks, marks by sequence, marks by time
--- ARGV: what, how many, owner, floor, most; per shard epoch, sequence seen on this connection, value
+-- ARGV: what, how many, owner, floor, marks at most; per shard epoch, sequence seen on this connection, value; route, tombstones at most
 local what, COUNT, owner, floor, most = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
 local lenient = what == 'partitions' or what == 'source' or what == 'renew'
 local ours, elsewhere = {}, nil
@@ -73,11 +73,12 @@ for i = 1, COUNT do
 end
 if what == 'expire' then
   -- A tombstone of another route's is left to that route.
-  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. floor, 'LIMIT', 0, most)) do
+  local route, bury = ARGV[5 + 3 * COUNT + 1], tonumber(ARGV[5 + 3 * COUNT + 2])
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. floor, 'LIMIT', 0, bury)) do
     local buried = redis.call('HGET', KEYS[1], key)
     if buried then
       local tomb = cmsgpack.unpack(buried)
-      if tomb[3] == ARGV[5 + 3 * COUNT + 1] and tonumber(tomb[2]) < tonumber(floor) then
+      if tomb[3] == route and tonumber(tomb[2]) < tonumber(floor) then
         redis.call('HDEL', KEYS[1], key)
       end
     end
