@@ -138,6 +138,9 @@ pub(super) fn settle(
             }
         }
         write(&transaction, route, &batch.steps, &batch.finish)?;
+    } else {
+        // The same records may come again in the same batch, and the target may know its token.
+        entry::rename(&transaction).map_err(doing)?;
     }
     commit(transaction)
 }

@@ -183,6 +183,11 @@ pub(super) fn book(connection: &Connection) -> rusqlite::Result<Vec<u8>> {
     connection.query_row("SELECT name FROM oncegate_journal_book", [], |row| row.get(0))
 }
 
+/// From now on no token is one that was given before.
+pub(super) fn rename(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute("UPDATE oncegate_journal_book SET name = randomblob(8)", []).map(drop)
+}
+
 pub(super) fn now(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row(&format!("SELECT {NOW_MS}"), [], |row| row.get(0))
 }

@@ -34,6 +34,8 @@ struct World {
     /// Tokens it knows, oldest first.
     tokens: VecDeque<String>,
     rows: Vec<String>,
+    /// Parts whose rows it has.
+    parts: Vec<String>,
     /// The next replies; `In` once they are used up.
     replies: VecDeque<Reply>,
     sent: usize,
@@ -83,6 +85,7 @@ impl Remote for Target {
         let reply = world.replies.pop_front().unwrap_or(Reply::In);
         if matches!(reply, Reply::In | Reply::LostAfter) && !world.tokens.contains(&part.token) {
             world.tokens.push_back(part.token.clone());
+            world.parts.push(part.token.clone());
             let text = std::str::from_utf8(&part.body).unwrap();
             world.rows.extend(text.lines().map(str::to_owned));
             assert_eq!(text.lines().count(), part.rows);
@@ -100,7 +103,7 @@ impl Remote for Target {
 
     async fn holds(&mut self, part: &Part) -> Result<Option<bool>, String> {
         let world = self.0.lock();
-        Ok(world.asked.then(|| world.tokens.contains(&part.token)))
+        Ok(world.asked.then(|| world.parts.contains(&part.token)))
     }
 }
 
@@ -359,6 +362,31 @@ async fn p15_past_the_window_nothing_is_driven_blindly() {
         assert_eq!(bed.target.rows(), ["a1"]);
         assert_eq!((bed.target.sent(), bed.states[0].sequence), (if held { 1 } else { 2 }, 1));
     }
+}
+
+/// A server that is killed may keep rows without their token, or a token without its rows: where it can be asked, its rows count.
+#[tokio::test]
+async fn p15_rows_count_where_a_token_does_not_fit_them() {
+    let mut bed = Bed::new().await;
+    bed.target.0.lock().asked = true;
+    bed.target.next(&[Reply::LostAfter]);
+    unknown(bed.deliver(&["a1"]).await);
+    bed.target.0.lock().tokens.clear();
+    assert!(matches!(bed.resolve().await.unwrap(), Resolution::Applied(_)));
+    assert_eq!((bed.target.rows(), bed.target.sent()), (vec!["a1".to_owned()], 1));
+
+    bed.target.next(&[Reply::LostAfter]);
+    unknown(bed.deliver(&["a2"]).await);
+    let mut world = bed.target.0.lock();
+    world.parts.pop();
+    world.rows.pop();
+    drop(world);
+    let reason = unknown(bed.resolve().await);
+    assert!(reason.contains("has no rows of it"), "{reason}");
+    bed.book().execute("UPDATE oncegate_journal SET verdict = 'out'", []).unwrap();
+    assert!(matches!(bed.resolve().await.unwrap(), Resolution::NotApplied));
+    bed.deliver(&["a2"]).await.unwrap();
+    assert_eq!(bed.target.rows(), ["a1", "a2"], "under a token of its own");
 }
 
 #[tokio::test]

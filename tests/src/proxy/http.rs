@@ -18,7 +18,7 @@ use tokio::{
 /// How late a request arrives that was given up.
 const LATE: Duration = Duration::from_millis(300);
 
-/// Where an insert is cut. The client's connection is closed in each case.
+/// Where an insert is cut. The client's connection is closed in each case, by the proxy but for [`Cut::Held`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
     /// Nothing of it has reached the server.
@@ -27,6 +27,8 @@ pub enum Cut {
     InsideRequest,
     /// The server has done it; its answer does not go back.
     Answer,
+    /// The same, and the connection stands until the client gives it up.
+    Held,
     /// The client is gone at once; the whole request reaches the server a while later.
     Late,
 }
@@ -152,6 +154,10 @@ async fn serve(mut client: TcpStream, port: u16, shared: &Shared) {
             return;
         }
         let Some(answer) = message(&mut to).await else { return };
+        if cut == Some(Cut::Held) {
+            drop(client.read(&mut [0]).await);
+            return;
+        }
         if cut == Some(Cut::Answer) || client.write_all(&answer).await.is_err() {
             return;
         }
