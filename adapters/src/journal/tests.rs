@@ -377,10 +377,11 @@ async fn p15_rows_count_where_a_token_does_not_fit_them() {
 
     bed.target.next(&[Reply::LostAfter]);
     unknown(bed.deliver(&["a2"]).await);
-    let mut world = bed.target.0.lock();
-    world.parts.pop();
-    world.rows.pop();
-    drop(world);
+    {
+        let mut world = bed.target.0.lock();
+        world.parts.pop();
+        world.rows.pop();
+    }
     let reason = unknown(bed.resolve().await);
     assert!(reason.contains("has no rows of it"), "{reason}");
     bed.book().execute("UPDATE oncegate_journal SET verdict = 'out'", []).unwrap();

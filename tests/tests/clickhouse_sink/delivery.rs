@@ -1,7 +1,11 @@
 //! Tokens, partitions, modes, errors; what is lost and driven again.
 
+use std::collections::BTreeMap;
+
 use adapters::sink::{Resolution, RowKind, RowOutcome, SinkError};
 use oncegate_tests::proxy::http::{Cut, HttpProxy};
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::rig::Rig;
 
@@ -185,6 +189,56 @@ async fn upsert_if_newer_ends_in_the_newest_and_deletes_keep_older_writes_away()
     assert_eq!(now, ["1\tc", "3\tagain"]);
     let missing = rig.encode(Delete, &[("id", "1")]).unwrap_err();
     assert!(missing.column == "at" && missing.reason.contains("the version"), "{missing}");
+}
+
+/// Random writes and deletes of a few row keys, in any order of their versions, behind lost replies.
+#[tokio::test]
+async fn upsert_if_newer_ends_in_its_model_behind_lost_replies() {
+    let mut rig = replacing().await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    let mut random = StdRng::seed_from_u64(23);
+    let mut model: BTreeMap<u64, (u32, bool)> = BTreeMap::new();
+    // Each version once: what equal versions end in is left to the engine.
+    let mut versions: Vec<u32> = (0..1500).collect();
+    for at in (1..versions.len()).rev() {
+        versions.swap(at, random.random_range(0..=at));
+    }
+    for batch in versions.chunks(50) {
+        let rows: Vec<(RowKind, [String; 3])> = batch
+            .iter()
+            .map(|&version| {
+                let (id, gone) = (random.random_range(0..40), random.random_bool(0.3));
+                let newest = model.entry(id).or_insert((version, gone));
+                if version > newest.0 {
+                    *newest = (version, gone);
+                }
+                let at = jiff::Timestamp::from_second(1_700_000_000 + i64::from(version)).unwrap();
+                let kind = if gone { RowKind::Delete } else { RowKind::Write };
+                (kind, [id.to_string(), format!("\"{at}\""), format!("\"v{version}\"")])
+            })
+            .collect();
+        let fields: Vec<(RowKind, [(&str, &str); 3])> = rows
+            .iter()
+            .map(|(kind, [id, at, v])| (*kind, [("id", id.as_str()), ("at", at.as_str()), ("v", v.as_str())]))
+            .collect();
+        let fields: Vec<(RowKind, &[(&str, &str)])> =
+            fields.iter().map(|(kind, fields)| (*kind, &fields[..])).collect();
+        if random.random_bool(0.4) {
+            proxy.cut_inserts(1, [Cut::Request, Cut::Answer, Cut::Late][random.random_range(0..3)]);
+        }
+        if rig.deliver_kinds(&fields).await.is_err() {
+            assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+        }
+    }
+    let read = format!("SELECT id, v FROM {} FINAL ORDER BY id FORMAT TSV", rig.table);
+    let expected: Vec<String> = model
+        .iter()
+        .filter(|(_, (_, gone))| !gone)
+        .map(|(id, (version, _))| format!("{id}\tv{version}"))
+        .collect();
+    assert_eq!(rig.server.lines(&read).await, expected);
 }
 
 /// P15: with a column that holds the token, a table that may have forgotten it can still be asked.
