@@ -396,6 +396,10 @@ pub trait Sink: Send + Sync + fmt::Debug {
     fn row_key(&self) -> &[String];
     /// The name of the version column, in `UpsertIfNewer`.
     fn version(&self) -> Option<&str>;
+    /// Its bookkeeping is on this host and no other instance sees it: one instance has all of a route.
+    fn is_local(&self) -> bool {
+        false
+    }
     /// Start-up checks: connects, makes the bookkeeping tables if they are missing, reads the table's columns, and
     /// answers with an encoder for `columns` (all of the table's columns if `None`), or with everything that does not fit.
     async fn probe(&self) -> Result<Arc<dyn Encode>, Vec<Misfit>>;

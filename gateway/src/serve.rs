@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 #[cfg(feature = "kafka")]
-use crate::door::kafka::{Relay, RelayGate};
+use crate::door::kafka::{Relay, RelayGate, Scope};
 use crate::{
     admin::Admin,
     config::{Config, DeadLettersTo, RouteConfig, SinkConfig, StoreConfig, Target},
@@ -252,6 +252,8 @@ async fn start(
     let store = opened.await.map_err(|fault| vec![named(&fault)])?.map_err(|fault| vec![named(&fault)])?;
     let seat = Seat::default();
     let sink = sink_of(&sink, &route, &seat).map_err(|fault| vec![named(&fault)])?;
+    #[cfg(feature = "kafka")]
+    let scope = if route.whole_topics || sink.is_local() { Scope::Route } else { Scope::Partition };
     let waiting = door.clone();
     let mut builder = Gate::builder(store)
         .name(&route.name)
@@ -292,7 +294,7 @@ async fn start(
         let started = Relay::start(
             Arc::new(gate.clone()),
             adapters::kafka::KafkaConfig { membership: Some(seat), ..relay.kafka(route.idle_after) },
-            relay.relay(route.skip_gaps, route.rules.window_ms, needs(&route)),
+            relay.relay(route.skip_gaps, scope, route.rules.window_ms, needs(&route)),
             events,
         );
         relays.add(started.map_err(|fault| vec![named(&fault)])?, metrics.route(&route.name));

@@ -147,6 +147,10 @@ impl Sink for ClickhouseSink {
         Guarantee::Transactional
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn mode(&self) -> Mode {
         self.config.mode
     }

@@ -93,10 +93,11 @@ impl RelayConfig {
         }
     }
 
-    /// For the Kafka door; `skip_gaps`, `window_ms` and `needs` as the route says.
+    /// For the Kafka door; `skip_gaps`, `scope`, `window_ms` and `needs` as the route says.
     pub fn relay(
         &self,
         skip_gaps: bool,
+        scope: crate::door::kafka::Scope,
         window_ms: i64,
         needs: adapters::kafka::SourceNeeds,
     ) -> crate::door::kafka::RelayOptions {
@@ -108,6 +109,7 @@ impl RelayConfig {
                 StartAt::Time(ms) => Start::Time(ms),
             },
             gap: if skip_gaps { Gap::Skip } else { Gap::Stop },
+            scope,
             drain: self.drain,
             commit_every: self.commit_every,
             max_drift: self.max_drift.unwrap_or(Duration::from_millis(window_ms.max(0).cast_unsigned())),

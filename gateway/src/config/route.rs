@@ -46,6 +46,8 @@ pub struct RouteConfig {
     pub hash_secret: Option<HashSecret>,
     /// `gap = "skip"`: a relay reads on behind records that are gone, and counts them.
     pub skip_gaps: bool,
+    /// `scope = "route"`: copies may be in any partition, so a relay reads only while it has all of them.
+    pub whole_topics: bool,
     /// Where the schemas of the records are, if they are registered.
     pub registry: Option<RegistryAt>,
     /// There if the route is a relay as well as an HTTP door.
@@ -165,10 +167,14 @@ pub(super) fn route(
     let untrusted_keys = section.flag("untrusted_keys", false);
     let hash_secret = section.item("hash_secret").and_then(|item| hash_secret(&item.secret()));
     not_yet(&section);
-    let gap = section.item("gap");
-    if let (Some(item), false) = (&gap, has_relay) {
-        item.fault("counts for relays only", "remove it, or add [routes.NAME.kafka]");
+    let (gap, scope) = (section.item("gap"), section.item("scope"));
+    if !has_relay {
+        for item in gap.iter().chain(&scope) {
+            item.fault("counts for relays only", "remove it, or add [routes.NAME.kafka]");
+        }
     }
+    let whole_topics =
+        scope.and_then(|item| item.choice(&[("partition", false), ("route", true)])).unwrap_or(false);
     let skip_gaps = gap.and_then(|item| item.choice(&[("stop", false), ("skip", true)])).unwrap_or(false);
     let http = http(&section, naming.as_ref(), server.map(|server| server.bodies));
     section.close();
@@ -186,6 +192,7 @@ pub(super) fn route(
         untrusted_keys,
         hash_secret,
         skip_gaps,
+        whole_topics,
         relay,
         registry,
     })

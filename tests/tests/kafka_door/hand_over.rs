@@ -3,7 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use adapters::kafka::KafkaConfig;
-use oncegate::door::kafka::{PartitionStatus, RelayOptions};
+use oncegate::door::kafka::{PartitionStatus, RelayOptions, Scope};
 use oncegate_tests::{eventually, servers::Kafka};
 
 use crate::rig::*;
@@ -132,5 +132,30 @@ async fn p13_a_second_process_with_the_same_name_fences_the_first() {
     assert!(why.contains("this instance's name"), "{why}");
     kafka.produce("named", numbers(2, 100..200));
     assert_whole(&kept(&sink, 200).await, 0..200);
+    second.relay.stop().await;
+}
+
+/// Copies may be in any partition: an instance reads only while it has all of them, says so otherwise, and goes on by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn p13_an_instance_that_must_have_all_partitions_reads_nothing_while_another_has_some() {
+    let kafka = Kafka::shared();
+    kafka.topic("whole", 4).await;
+    kafka.produce("whole", numbers(4, 0..1_000));
+    let sink = Shared::default();
+    let options = || RelayOptions { scope: Scope::Route, ..RelayOptions::default() };
+    let first = instance(&sink, 2, config(kafka, "whole"), options());
+    kept(&sink, 1_000).await;
+    assert_eq!(first.relay.status().not_ready(), None);
+    let second = instance(&sink, 2, config(kafka, "whole"), options());
+    for relay in [&first.relay, &second.relay] {
+        let why = reason(relay, "of 4 partitions").await;
+        assert!(why.contains("2 of 4") && why.contains("scope"), "{why}");
+    }
+    kafka.produce("whole", numbers(4, 1_000..2_000));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(sink.lock().unwrap().shards.values().map(|shard| shard.2.len()).sum::<usize>(), 1_000);
+    first.relay.stop().await;
+    assert_whole(&kept(&sink, 2_000).await, 0..2_000);
+    assert_eq!(second.relay.status().not_ready(), None);
     second.relay.stop().await;
 }

@@ -75,6 +75,16 @@ pub trait RelayGate: Send + Sync + 'static {
     }
 }
 
+/// Where the copies of an event may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Scope {
+    /// In the partition of the first one: partitions may be shared out among instances, and facts follow them.
+    #[default]
+    Partition,
+    /// In any partition of the route's topics: an instance reads only while it has all of them, and what is known of all of them.
+    Route,
+}
+
 /// How a relay reads.
 #[derive(Clone, Debug)]
 pub struct RelayOptions {
@@ -82,6 +92,8 @@ pub struct RelayOptions {
     pub start: Start,
     /// What to do when records that were not read yet are gone.
     pub gap: Gap,
+    /// Where the copies of an event may be.
+    pub scope: Scope,
     /// How long a revoked partition may be drained; at most half of `max.poll.interval.ms` counts.
     pub drain: Duration,
     /// How often the group's offsets follow.
@@ -101,6 +113,7 @@ impl Default for RelayOptions {
         Self {
             start: Start::Earliest,
             gap: Gap::Stop,
+            scope: Scope::Partition,
             drain: Duration::from_secs(20),
             commit_every: Duration::from_secs(1),
             max_drift: Duration::from_secs(86_400),

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use super::{
-    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Shared, TopicStatus, align,
+    PartitionStatus, Phase, RelayGate, RelayOptions, RelayStatus, Scope, Shared, TopicStatus, align,
     counts::Counts,
     port::{LaneGone, Port},
     slot::{Slot, State},
@@ -321,9 +321,28 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         Ok(())
     }
 
+    /// Why nothing may be read now: copies may be in any partition, and some are not ours, or what came through them is not learnt yet.
+    fn partial(&self) -> Option<String> {
+        if self.options.scope == Scope::Partition {
+            return None;
+        }
+        let all: i64 = self.counts.all().map(|(_, now, _)| now).sum();
+        let ours = |slot: &&Slot| !matches!(slot.state, State::Acquiring { .. } | State::Leaving);
+        let count = self.slots.values().filter(ours).count() as i64;
+        (count < all).then(|| {
+            format!(
+                "{count} of {all} partitions are this instance's, and it reads only while it has all of them (scope = \"route\"): run \
+                 one instance of the group, or set scope = \"partition\" if all copies of an event are in one partition"
+            )
+        })
+    }
+
     /// One pass over all partitions whose lane takes more; whether there is more to read.
     fn read(&mut self) -> Result<bool, End> {
         let mut more = false;
+        if self.partial().is_some() {
+            return Ok(false);
+        }
         self.align();
         for lane in 0..self.ports.len() {
             if self.ports[lane].slots.is_empty() || self.ports[lane].blocked() {
@@ -461,7 +480,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
         status.topics = self.counts.all().map(topic).collect();
         status.phase =
             if self.leaving.as_ref().is_some_and(|leaving| leaving.last) { Phase::Leaving } else { phase };
-        status.trouble.clone_from(&self.trouble);
+        status.trouble = self.trouble.clone().or_else(|| self.partial());
         status.records = self.records;
         status.skipped = self.skipped;
         status.waits = self.waits;
