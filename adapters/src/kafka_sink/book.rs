@@ -17,6 +17,7 @@ use rdkafka::{
 
 use super::{
     KafkaSinkConfig,
+    config::ANSWER,
     ledger::{Folded, Ledger},
     line::{Kind, Line},
     topics,
@@ -25,8 +26,6 @@ use crate::sink::{Mark, ShardId, SinkError};
 
 /// Bytes of blocks in one page of marks.
 const PAGE_BYTES: usize = 16 << 20;
-/// How long one question to a broker may take.
-pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 /// An open transaction that holds decided lines back.
 #[derive(Clone, PartialEq, Eq, Debug)]

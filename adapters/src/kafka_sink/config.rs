@@ -9,6 +9,9 @@ use crate::{
     sink::Mode,
 };
 
+/// How long one question to a broker may take.
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
+
 /// Where a record's key comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyFrom {

@@ -12,7 +12,7 @@ use rdkafka::{
 };
 
 use super::{
-    book::ANSWER,
+    config::ANSWER,
     desk::{Desk, Owned, asking, fenced_by, not_applied},
     ledger::Shard,
     line::{Kind, Line, State},

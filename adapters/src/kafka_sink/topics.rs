@@ -10,7 +10,10 @@ use rdkafka::{
     metadata::Metadata,
 };
 
-use super::{KafkaSinkConfig, book::ANSWER, config::Limits};
+use super::{
+    KafkaSinkConfig,
+    config::{ANSWER, Limits},
+};
 use crate::{kafka::client_fault, sink::Misfit};
 
 /// In the text of a misfit that may be gone at the next try.

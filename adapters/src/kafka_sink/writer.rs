@@ -16,7 +16,7 @@ use rdkafka::{
 
 use super::{
     KafkaSinkConfig,
-    book::ANSWER,
+    config::ANSWER,
     config::Limits,
     encode::Sent,
     line::{Kind, Line, PART_BYTES},
