@@ -148,8 +148,8 @@ async fn p13_an_instance_that_must_have_all_partitions_reads_nothing_while_anoth
     assert_eq!(first.relay.status().not_ready(), None);
     let second = instance(&sink, 2, config(kafka, "whole"), options());
     for relay in [&first.relay, &second.relay] {
-        let why = reason(relay, "of 4 partitions").await;
-        assert!(why.contains("2 of 4") && why.contains("scope"), "{why}");
+        let why = reason(relay, "2 of 4 partitions").await;
+        assert!(why.contains("scope"), "{why}");
     }
     kafka.produce("whole", numbers(4, 1_000..2_000));
     tokio::time::sleep(Duration::from_secs(3)).await;
