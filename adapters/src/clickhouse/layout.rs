@@ -27,6 +27,8 @@ pub(super) struct Layout {
     pub(super) window: Window,
     /// Other copies of the table may be behind.
     pub(super) replicated: bool,
+    /// A row that came in stays as it came: no merge replaces or drops it, no other copy may have it.
+    pub(super) plain: bool,
     /// Rows go on to other tables: an error may come once they are in this one.
     pub(super) views: bool,
 }

@@ -276,6 +276,11 @@ fn window(
     Window { blocks, ms }
 }
 
+/// Rows or values may go by time. A text of the statement that only holds the word counts too.
+fn expires(create_table_query: &str) -> bool {
+    create_table_query.split(|at: char| !at.is_ascii_alphanumeric() && at != '_').any(|word| word == "TTL")
+}
+
 /// What stands in the brackets behind the engine's name.
 fn arguments(engine_full: &str) -> Vec<String> {
     let Some(rest) = engine_full.split_once("MergeTree(").map(|(_, rest)| rest) else { return Vec::new() };
@@ -454,6 +459,9 @@ fn fill(
         tag: 0,
         window,
         replicated,
+        plain: config.mode == Mode::Insert
+            && found.engine == "MergeTree"
+            && !expires(&found.create_table_query),
         views: !found.views.is_empty(),
     }
 }
@@ -470,6 +478,16 @@ mod tests {
             ["v"]
         );
         assert_eq!(arguments("ReplacingMergeTree ORDER BY f(id)"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_tables_ttl_is_seen_of_rows_and_of_columns() {
+        for expiring in
+            ["(a Date) ENGINE = MergeTree ORDER BY a TTL a + toIntervalDay(1)", "(a Date, b UInt8 TTL a)"]
+        {
+            assert!(expires(expiring), "{expiring}");
+        }
+        assert!(!expires("(`ttl` Date, THROTTLED UInt8) ENGINE = MergeTree"));
     }
 
     #[test]

@@ -282,7 +282,7 @@ impl Remote for Table {
         let count = self.number(&sql).await.map_err(|failure| failure.plain())?;
         Ok(match count {
             // This copy of the table may be behind the one that has it; and rows may have been replaced or dropped since.
-            0 if layout.replicated || layout.version.is_some() => None,
+            0 if !layout.plain => None,
             count => Some(count > 0),
         })
     }

@@ -350,8 +350,9 @@ impl JournalSession {
                 Sent::In if absent => match self.remote.holds(&entry.parts[at]).await {
                     Ok(Some(false)) => {
                         return unknown(format!(
-                            "the target says that it has part {} of {count}, and has no rows of it: a crash of the server kept its token \
-                             without its rows; set verdict in {} (docs/clickhouse.md)",
+                            "the target says that it has part {} of {count}, and has no rows of it: either they were deleted (by hand, by a TTL, or a \
+                             row policy hides them), which is 'in', or a crash of the server kept its token without its rows, which is 'out'; \
+                             find out which, then set verdict in {} (docs/clickhouse.md)",
                             at + 1,
                             self.file.path.display()
                         ));

@@ -311,6 +311,51 @@ async fn p15_past_the_window_the_batch_column_is_asked_or_the_lane_stops() {
     }
 }
 
+async fn others(rig: &Rig, rows: impl Iterator<Item = String>) {
+    for row in rows {
+        let insert = format!("INSERT INTO {} SETTINGS async_insert = 0 VALUES {row}", rig.table);
+        rig.server.query(&insert).await.expect("another row goes in");
+    }
+}
+
+/// P15: where merges drop rows, or time does, that none are there says nothing.
+#[tokio::test]
+async fn p15_rows_that_merges_or_time_may_drop_are_not_missing() {
+    let setting = "SETTINGS non_replicated_deduplication_window = 100";
+    let batch =
+        |config: &mut adapters::clickhouse::ClickhouseConfig| config.batch_column = Some("batch".to_owned());
+    let sums =
+        format!("(id UInt64, n UInt64, batch String) ENGINE = SummingMergeTree(n) ORDER BY id {setting}");
+    let mut rig = Rig::new(&sums, batch).await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    others(&rig, std::iter::once("(1, 1, 'first')".to_owned())).await;
+    proxy.cut_inserts(1, Cut::Answer);
+    rig.deliver(&[&[("id", "1"), ("n", "7")]]).await.unwrap_err();
+    others(&rig, (0..101).map(|at| format!("(1, 1, 'other {at}')"))).await;
+    rig.server.query(&format!("OPTIMIZE TABLE {} FINAL", rig.table)).await.unwrap();
+    let ours = rig.server.number(&format!("SELECT count() FROM {} WHERE batch LIKE '%-%'", rig.table)).await;
+    assert_eq!(ours, 0, "the merge has dropped the token");
+    let stopped = rig.resolve().await.unwrap_err().to_string();
+    assert!(stopped.contains("could come in twice"), "{stopped}");
+    assert_eq!(rig.server.number(&format!("SELECT sum(n) FROM {}", rig.table)).await, 109);
+
+    // Within the window the token is enough.
+    let expiring = format!(
+        "(id UInt64, at DateTime('UTC'), batch String) ENGINE = MergeTree ORDER BY id TTL at + INTERVAL 1 DAY {setting}"
+    );
+    let mut rig = Rig::new(&expiring, batch).await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    proxy.cut_inserts(1, Cut::Answer);
+    rig.deliver(&[&[("id", "1"), ("at", "\"2020-01-01T00:00:00Z\"")]]).await.unwrap_err();
+    rig.server.query(&format!("OPTIMIZE TABLE {} FINAL", rig.table)).await.unwrap();
+    assert_eq!(rig.count().await, 0);
+    assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+}
+
 /// What the server surely refuses is not applied, and the lane may cut the batch again.
 #[tokio::test]
 async fn a_table_that_does_not_fit_any_more_is_refused_without_a_trace() {
