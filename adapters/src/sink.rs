@@ -428,7 +428,7 @@ pub trait Session: Send {
     /// Marks of `shard` above `sequence`, ascending, a page of about 16 MiB at most; empty when there are no more.
     async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError>;
     /// Deletes marks of the shards whose newest key is below `floor_ms`, and raises the shard rows' floor, in one fenced
-    /// transaction (P11). Bounded work a call; answers how many went.
+    /// transaction (P11). Bounded work a call; answers how many went, and more than 0 while more may be left.
     async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError>;
     /// Shows that the owner lives: touches the heartbeat of the shards under their epochs. `Fenced` if one is lost.
     async fn heartbeat(&mut self, owned: &[(ShardId, i64)]) -> Result<(), SinkError>;

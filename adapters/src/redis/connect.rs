@@ -21,6 +21,7 @@ use super::{
     address::Address,
     reply::{self, Class},
     script::{Call, Script, TEXTS},
+    server::Server,
 };
 use crate::sink::{Life, Pulse, SinkError};
 
@@ -33,8 +34,6 @@ pub(super) struct Link {
     pub(super) acquired: bool,
     /// Ends with the stream, or with this.
     pulse: Pulse,
-    /// Of the server process, and of its history: another one after a restart or a failover.
-    pub(super) identity: String,
 }
 
 impl Drop for Link {
@@ -121,8 +120,8 @@ pub(super) fn again(reason: impl Into<String>) -> SinkError {
 }
 
 impl Shared {
-    /// Makes a connection and loads the scripts.
-    pub(super) async fn connect(&self) -> Result<Link, SinkError> {
+    /// Makes a connection, loads the scripts, and asks what server it leads to. Whether that one fits is the caller's to look at.
+    pub(super) async fn connect(&self) -> Result<(Link, Server), SinkError> {
         let limit = self.config.connect_timeout;
         let made = Box::pin(async {
             let Address { host, port, tls, .. } = &self.address;
@@ -139,7 +138,7 @@ impl Shared {
             }
         });
         match tokio::time::timeout(limit, made).await {
-            Ok(Ok(link)) => Ok(link),
+            Ok(Ok(made)) => Ok(made),
             Ok(Err(fault)) => Err(match fault.not_applied() {
                 SinkError::NotApplied { reason, retry } => {
                     SinkError::NotApplied { reason: format!("cannot connect to Redis: {reason}"), retry }
@@ -150,7 +149,7 @@ impl Shared {
         }
     }
 
-    async fn log_in<S>(&self, stream: S) -> Result<Link, Fault>
+    async fn log_in<S>(&self, stream: S) -> Result<(Link, Server), Fault>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -173,11 +172,9 @@ impl Shared {
             loading.cmd("SCRIPT").arg("LOAD").arg(text);
         }
         let shas = loading.query_async(&mut connection).await.map_err(Fault::of)?;
-        let mut link = Link { connection, shas, driver, acquired: false, pulse, identity: String::new() };
-        let info = link.info().await?;
-        let of = |name| reply::info(&info, name).unwrap_or_default();
-        link.identity = format!("{}/{}", of("run_id"), of("master_replid"));
-        Ok(link)
+        let mut link = Link { connection, shas, driver, acquired: false, pulse };
+        let server = Server::ask(&mut link).await?;
+        Ok((link, server))
     }
 }
 

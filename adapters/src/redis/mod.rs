@@ -8,6 +8,7 @@
 //! | `reply.rs` | replies and errors of the server in the sink's words |
 //! | `keys.rs` | names of the bookkeeping keys |
 //! | `script.rs` `lua/` | the scripts: each checks all that can fail before it writes |
+//! | `server.rs` | what a server says of itself, and what of it does not fit: with each connection |
 //! | `probe.rs` | start-up checks |
 //! | `session.rs` | [`crate::sink::Session`]: ownership, marks, floors |
 //! | `deliver.rs` `pack.rs` | one batch, one script, and its arguments |
@@ -25,6 +26,7 @@ mod pack;
 mod probe;
 mod reply;
 mod script;
+mod server;
 mod session;
 #[cfg(test)]
 mod tests;

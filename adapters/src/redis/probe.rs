@@ -5,15 +5,16 @@ use std::time::Duration;
 use ::redis::{Value, cmd, pipe};
 
 use super::{
-    Durability, MAX_COLUMNS, RedisConfig, Shared,
+    MAX_COLUMNS, RedisConfig, Shared,
     connect::{Fault, Link},
     keys::OURS,
     reply,
     script::{Call, Script},
+    server::Server,
 };
 use crate::sink::{Misfit, Mode};
 
-fn misfit(what: impl Into<String>, remedy: impl Into<String>) -> Misfit {
+pub(super) fn misfit(what: impl Into<String>, remedy: impl Into<String>) -> Misfit {
     Misfit { what: what.into(), remedy: remedy.into() }
 }
 
@@ -82,12 +83,12 @@ pub(super) fn config_misfits(config: &RedisConfig) -> Vec<Misfit> {
 
 /// All start-up checks.
 pub(super) async fn probe(shared: &Shared) -> Result<(), Vec<Misfit>> {
-    let mut link = shared
+    let (mut link, server) = shared
         .connect()
         .await
         .map_err(|error| vec![misfit(error.to_string(), "check the URL, the server, and what is between")])?;
     let limit = shared.config.timeout;
-    let checked = tokio::time::timeout(limit, Box::pin(check(&mut link, &shared.config))).await;
+    let checked = tokio::time::timeout(limit, Box::pin(check(&mut link, &server, &shared.config))).await;
     let misfits = match checked {
         Ok(Ok(misfits)) => misfits,
         Ok(Err(fault)) => {
@@ -101,31 +102,8 @@ pub(super) async fn probe(shared: &Shared) -> Result<(), Vec<Misfit>> {
     if misfits.is_empty() { Ok(()) } else { Err(misfits) }
 }
 
-async fn check(link: &mut Link, config: &RedisConfig) -> Result<Vec<Misfit>, Fault> {
-    let info = link.info().await?;
-    // Managed servers often keep CONFIG to themselves.
-    let fsync = match link.command(cmd("CONFIG").arg("GET").arg("appendfsync")).await {
-        Ok(Value::Array(parts)) => reply::text(&parts, 1).ok().map(str::to_owned),
-        Ok(Value::Map(pairs)) => pairs
-            .first()
-            .and_then(|(_, value)| Some(String::from_utf8_lossy(reply::maybe(value).ok()??).into_owned())),
-        Ok(_) | Err(Fault::Server(_)) => None,
-        Err(lost) => return Err(lost),
-    };
-    let longest = match link.command(cmd("CONFIG").arg("GET").arg("proto-max-bulk-len")).await {
-        Ok(Value::Array(parts)) => reply::number(&parts, 1).ok(),
-        Ok(_) | Err(Fault::Server(_)) => None,
-        Err(lost) => return Err(lost),
-    };
-    let mut misfits = server_misfits(&info, fsync.as_deref(), config);
-    // Also a batch's marks are one argument: 28 bytes a record.
-    let needed = config.max_row_bytes.max(2 << 20) as u64;
-    if let Some(longest) = longest.filter(|longest| longest.unsigned_abs() < needed) {
-        misfits.push(misfit(
-            format!("proto-max-bulk-len is {longest}, and arguments may have {needed} bytes"),
-            "raise it, or lower max_row_size",
-        ));
-    }
+async fn check(link: &mut Link, server: &Server, config: &RedisConfig) -> Result<Vec<Misfit>, Fault> {
+    let mut misfits = server.misfits(config);
     if misfits.is_empty() {
         let mut call = Call::default();
         call.key(format!("{OURS}probe")).key(format!("{}oncegate-probe", config.prefix));
@@ -141,84 +119,14 @@ async fn check(link: &mut Link, config: &RedisConfig) -> Result<Vec<Misfit>, Fau
             ));
         }
         misfits.extend(other_types(link, config).await?);
+        if !server.syncs_always() {
+            tracing::warn!(
+                "a crash of the Redis server's host may take acknowledged batches (appendfsync is not always, or no-appendfsync-on-rewrite \
+                 is yes): what is lost is noticed by the sequences, and Kafka is read again from there"
+            );
+        }
     }
     Ok(misfits)
-}
-
-/// What `INFO` and `appendfsync` (none if it may not be read) say against the server. Pure, but for warnings.
-pub(super) fn server_misfits(info: &str, fsync: Option<&str>, config: &RedisConfig) -> Vec<Misfit> {
-    let of = |name: &str| reply::info(info, name).unwrap_or_default();
-    let mut misfits = Vec::new();
-    let version = of("redis_version");
-    if version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_none_or(|major| major < 6) {
-        misfits.push(misfit(
-            format!("the server is Redis {version:?}, and 6.0 is the oldest that is supported"),
-            "use Redis 6 or newer, or Valkey",
-        ));
-    }
-    match of("redis_mode") {
-        "sentinel" => misfits.push(misfit(
-            "the URL leads to a Sentinel, which keeps no rows",
-            "name the primary (or an address that follows it)",
-        )),
-        "cluster" => misfits.push(cluster()),
-        _ if of("cluster_enabled") == "1" => misfits.push(cluster()),
-        _ => {}
-    }
-    if of("role") != "master" {
-        misfits.push(misfit(
-            format!("the server's role is {:?}: it takes no writes", of("role")),
-            "name the primary (or an address that follows it)",
-        ));
-    }
-    let policy = of("maxmemory_policy");
-    if policy.starts_with("allkeys") {
-        misfits.push(misfit(
-            format!("maxmemory-policy is {policy:?}: a mark or a row that is evicted lets a copy through"),
-            "set maxmemory-policy to noeviction (or one of volatile-*: no key of Oncegate's expires)",
-        ));
-    }
-    let have = match (of("aof_enabled"), fsync) {
-        ("1", Some("always")) => Some(Durability::Always),
-        ("1", Some("everysec")) => Some(Durability::EverySecond),
-        ("1", None) => None,
-        _ => Some(Durability::Any),
-    };
-    let asked = match config.durability {
-        Durability::Any => "\"none\"",
-        Durability::EverySecond => "\"everysec\"",
-        Durability::Always => "\"always\"",
-    };
-    match have {
-        Some(have) if have < config.durability => misfits.push(misfit(
-            format!(
-                "appendonly is {} and appendfsync {}, and durability = {asked} asks for more",
-                if of("aof_enabled") == "1" { "yes" } else { "no" },
-                fsync.map_or("cannot be read".to_owned(), |fsync| format!("{fsync:?}")),
-            ),
-            format!(
-                "set appendonly yes and appendfsync {}, or lower durability if a crash of the server may take what was acknowledged",
-                if config.durability == Durability::Always { "always" } else { "everysec (or always)" }
-            ),
-        )),
-        None if config.durability == Durability::Always => misfits.push(misfit(
-            "appendfsync may not be read, and durability = \"always\" asks for it",
-            "allow CONFIG GET, or set durability = \"everysec\" and see to it yourself",
-        )),
-        Some(Durability::Always) => {}
-        _ => tracing::warn!(
-            "a crash of the Redis server's host may take acknowledged batches (appendfsync is not always): what is lost is noticed by the \
-             sequences, and Kafka is read again from there"
-        ),
-    }
-    misfits
-}
-
-fn cluster() -> Misfit {
-    misfit(
-        "the server is in cluster mode, where rows and marks cannot be in one script",
-        "use a server without cluster mode",
-    )
 }
 
 /// Keys at the prefix that are no hashes, among those that a short look finds.

@@ -24,7 +24,7 @@ const PAGE_BYTES: usize = 16 << 20;
 const PAGE_MARKS: usize = 4096;
 /// Marks that one call of `expire_marks` deletes at most.
 const EXPIRE_AT_ONCE: usize = 256;
-/// Tombstones: calls are not repeated for them, and they take memory.
+/// And tombstones.
 const BURY_AT_ONCE: usize = 5000;
 
 /// See the module.
@@ -66,20 +66,22 @@ impl RedisSession {
         }
     }
 
-    /// Takes the connection, or makes one.
+    /// Takes the connection, or makes one, to a server that fits.
     async fn connect(&mut self) -> Result<Link, SinkError> {
         if let Some(link) = self.link.take().filter(Link::stands) {
             return Ok(link);
         }
         self.seen.clear();
-        let link = self.shared.connect().await?;
-        if !self.identity.is_empty() && self.identity != link.identity {
+        let (link, server) = self.shared.connect().await?;
+        let identity = server.identity();
+        if !self.identity.is_empty() && self.identity != identity {
             tracing::info!(
                 route = %self.route,
                 "the Redis server is another one, or another run of it: its sequences say whether it went back"
             );
         }
-        self.identity.clone_from(&link.identity);
+        self.identity = identity;
+        server.fits(&self.shared.config)?;
         Ok(link)
     }
 

@@ -7,8 +7,9 @@ use super::{
     encode::{Encoder, Fields, Layout},
     keys::Keys,
     pack,
-    probe::{config_misfits, server_misfits},
+    probe::config_misfits,
     reply::{self, Class, classify},
+    server::Server,
     *,
 };
 use crate::{
@@ -300,8 +301,16 @@ fn servers_that_do_not_fit_are_named() {
     const GOOD: &str = "# Server\r\nredis_version:6.2.1\r\nredis_mode:standalone\r\nrole:master\r\nmaxmemory_policy:noeviction\r\n\
                         aof_enabled:1\r\ncluster_enabled:0\r\n";
     let config = config(&[("id", Kind::Text)], &["id"]);
-    assert_eq!(server_misfits(GOOD, Some("everysec"), &config), []);
-    assert_eq!(server_misfits(GOOD, None, &config), []);
+    let always = RedisConfig { durability: Durability::Always, ..config.clone() };
+    let of = |info: &str, settings: &[(&str, &str)]| {
+        let settings = settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        Server { info: info.to_owned(), settings: settings.collect() }
+    };
+    let (each_second, each_time) = ([("appendfsync", "everysec")], [("appendfsync", "always")]);
+    assert_eq!(of(GOOD, &each_second).misfits(&config), []);
+    assert_eq!(of(GOOD, &[]).misfits(&config), []);
+    assert_eq!(of(GOOD, &each_time).misfits(&always), []);
+    assert!(of(GOOD, &each_time).syncs_always() && !of(GOOD, &each_second).syncs_always());
     for (from, to, says) in [
         ("6.2.1", "5.0.14", "oldest"),
         ("6.2.1", "", "oldest"),
@@ -312,11 +321,35 @@ fn servers_that_do_not_fit_are_named() {
         ("noeviction", "allkeys-lfu", "evicted"),
         ("aof_enabled:1", "aof_enabled:0", "asks for more"),
     ] {
-        let misfits = server_misfits(&GOOD.replace(from, to), Some("always"), &config);
+        let server = of(&GOOD.replace(from, to), &each_time);
+        let misfits = server.misfits(&config);
         assert!(misfits.len() == 1 && misfits[0].to_string().contains(says), "{says}: {misfits:?}");
+        let refused = server.fits(&config).expect_err(says).to_string();
+        assert!(refused.contains(says) && refused.contains(&misfits[0].remedy), "{refused}");
     }
-    let all = server_misfits("", None, &config);
+    let all = of("", &[]).misfits(&config);
     assert!(all.len() >= 3, "one list: {all:?}");
+}
+
+#[test]
+fn a_server_that_pauses_its_syncs_is_no_durable_one() {
+    const GOOD: &str = "redis_version:7.0.15\r\nredis_mode:standalone\r\nrole:master\r\naof_enabled:1\r\n";
+    let config = config(&[("id", Kind::Text)], &["id"]);
+    for (pauses, durability, says) in [
+        ("no", Durability::Always, None),
+        ("yes", Durability::Always, Some("no-appendfsync-on-rewrite is yes")),
+        ("yes", Durability::EverySecond, None),
+        ("yes", Durability::Any, None),
+    ] {
+        let settings = [("appendfsync", "always"), ("no-appendfsync-on-rewrite", pauses)];
+        let settings = settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        let server = Server { info: GOOD.to_owned(), settings: settings.collect() };
+        let misfits = server.misfits(&RedisConfig { durability, ..config.clone() });
+        let said: Vec<_> = misfits.iter().map(ToString::to_string).collect();
+        assert!(said.len() == usize::from(says.is_some()), "{pauses} {durability:?}: {said:?}");
+        assert!(said.iter().all(|misfit| misfit.contains(says.unwrap_or_default())), "{said:?}");
+        assert_eq!(server.syncs_always(), pauses == "no");
+    }
 }
 
 #[test]

@@ -204,6 +204,43 @@ async fn p6_a_restored_server_shows_the_older_sequence() {
     assert_eq!(owner.state.sequence, 2, "behind the three that were acknowledged");
 }
 
+/// A failover may bring a server of other settings: it is looked at with each connection, before anything is asked of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_server_that_does_not_fit_is_refused_until_it_is_put_right() {
+    let mut redis = server();
+    let config = RedisConfig { durability: Durability::Always, ..config(&redis, Mode::Insert).await };
+    let mut owner = Owner::new(config).await;
+    owner.attempt(&[write("a", 1, 1)]).await.expect("goes in");
+    for (round, (setting, wrong, says, right)) in [
+        ("maxmemory-policy", "allkeys-lru", "noeviction", "noeviction"),
+        ("appendfsync", "everysec", "set appendonly yes and appendfsync always", "always"),
+        ("no-appendfsync-on-rewrite", "yes", "set no-appendfsync-on-rewrite no", "no"),
+        ("proto-max-bulk-len", "1048576", "raise it", "536870912"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        redis.kill();
+        redis.run();
+        redis.command(0, &["CONFIG", "SET", setting, wrong]).expect("set");
+        let (before, step) = (everything(&redis), owner.step());
+        let refused = |what: &str, error: SinkError| match error {
+            SinkError::NotApplied { reason, retry: true } | SinkError::Unknown { reason } => {
+                assert!(reason.contains(setting) && reason.contains(says), "{what}: {reason}");
+            }
+            other => panic!("{what}, {setting}: {other}"),
+        };
+        refused("acquire", owner.acquire().await.expect_err(setting));
+        refused("resolve", owner.session.resolve(&[step]).await.expect_err(setting));
+        refused("time", owner.session.now_ms().await.expect_err(setting));
+        assert!(!owner.session.connected());
+        assert_eq!(everything(&redis), before, "{setting}");
+        redis.command(0, &["CONFIG", "SET", setting, right]).expect("set");
+        owner.acquire().await.expect("it was put right");
+        owner.attempt(&[write(&format!("b{round}"), 1, 1)]).await.expect("goes in");
+    }
+}
+
 /// P6: also on a connection that never broke.
 #[tokio::test]
 async fn p6_data_that_go_back_under_a_connection_are_noticed() {

@@ -38,6 +38,7 @@ async fn the_servers_settings_are_looked_at() {
         ("appendfsync", "everysec", "durability = \"always\"", "always"),
         ("appendfsync", "no", "appendfsync \"no\"", "always"),
         ("appendonly", "no", "appendonly is no", "yes"),
+        ("no-appendfsync-on-rewrite", "yes", "no-appendfsync-on-rewrite", "no"),
         ("proto-max-bulk-len", "1048576", "proto-max-bulk-len", "536870912"),
     ] {
         redis.command(0, &["CONFIG", "SET", setting, value]).expect("set");
