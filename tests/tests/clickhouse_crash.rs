@@ -177,7 +177,7 @@ async fn every_acknowledged_record_is_one_row_of_clickhouse_through_kills_of_bot
         })
         .collect();
     let mut random = StdRng::seed_from_u64(11);
-    goes_through(&mut gateway, &server, 18, 5, &mut random).await;
+    goes_through(&mut gateway, &server, 10, 5, &mut random).await;
     let cuts = cutter.count.load(Ordering::Relaxed);
     drop(cutter);
     tokio::time::sleep(Duration::from_millis(500)).await;

@@ -20,7 +20,7 @@ use oncegate_tests::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-const KILLS: usize = 40;
+const KILLS: usize = 24;
 const CLIENTS: usize = 6;
 /// One client sends arrays of so many records.
 const ARRAY: usize = 20;
