@@ -34,6 +34,13 @@ pub(super) struct Client {
     wire: Option<(Wire, Instant)>,
 }
 
+/// A good answer.
+pub(super) struct Answered {
+    pub(super) body: Bytes,
+    /// The query as ClickHouse names it.
+    pub(super) query_id: Option<String>,
+}
+
 /// Why a request has no good answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Failure {
@@ -83,12 +90,12 @@ impl Client {
     }
 
     /// Runs a query that changes nothing; `parameters` are those of the URL.
-    pub(super) async fn query(&mut self, sql: &str, parameters: &str) -> Result<Bytes, Failure> {
+    pub(super) async fn query(&mut self, sql: &str, parameters: &str) -> Result<Answered, Failure> {
         self.post(parameters, Bytes::copy_from_slice(sql.as_bytes())).await
     }
 
     /// Sends one request. A connection that ended before anything was sent is replaced once.
-    pub(super) async fn post(&mut self, parameters: &str, body: Bytes) -> Result<Bytes, Failure> {
+    pub(super) async fn post(&mut self, parameters: &str, body: Bytes) -> Result<Answered, Failure> {
         let kept = self.wire.is_some();
         match self.once(parameters, body.clone()).await {
             Err(Failure::Unsent(_)) if kept => self.once(parameters, body).await,
@@ -96,7 +103,7 @@ impl Client {
         }
     }
 
-    async fn once(&mut self, parameters: &str, body: Bytes) -> Result<Bytes, Failure> {
+    async fn once(&mut self, parameters: &str, body: Bytes) -> Result<Answered, Failure> {
         let request = self.request(parameters, body)?;
         let server = &self.server;
         // Out of its place while a request is under way: a caller who leaves half way closes it.
@@ -137,7 +144,10 @@ impl Client {
         let named = code.and_then(|code| code.parse().ok()).or_else(|| code_in(&answer.body));
         match named {
             Some(code) => Err(Failure::Server { code, name: name_in(&text()), text: text() }),
-            None if answer.status == StatusCode::OK => Ok(answer.body),
+            None if answer.status == StatusCode::OK => {
+                let query_id = answer.headers.get("x-clickhouse-query-id").and_then(|id| id.to_str().ok());
+                Ok(Answered { query_id: query_id.map(str::to_owned), body: answer.body })
+            }
             None => Err(Failure::Unclear(format!("{} without a code of ClickHouse's", answer.status))),
         }
     }

@@ -71,6 +71,7 @@ async fn rows<T: for<'de> Deserialize<'de>>(client: &mut Client, sql: &str) -> R
     let sql = format!("{sql} FORMAT JSONEachRow");
     let answer = client.query(&sql, &parameters([("output_format_json_quote_64bit_integers", "0")])).await?;
     answer
+        .body
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
         .map(|line| {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     collapse::{Copy, Plan},
-    journal::{Cut, Part, Remote, Sent, Tried},
+    journal::{Cut, Identity, Part, Remote, Sent, Tried},
     sink::{Batch, Mode, RowOutcome, SinkError},
 };
 
@@ -98,7 +98,7 @@ impl Table {
                     ),
                     retry: true,
                 })?;
-            let names: Vec<&str> = std::str::from_utf8(&answer).unwrap_or_default().lines().collect();
+            let names: Vec<&str> = std::str::from_utf8(&answer.body).unwrap_or_default().lines().collect();
             if names.len() != asked.len() {
                 let reason = format!(
                     "nothing was sent: asked for {} partitions, ClickHouse answers with {}",
@@ -116,8 +116,23 @@ impl Table {
 
     async fn number(&mut self, sql: &str) -> Result<i64, Failure> {
         let answer = self.client.query(sql, "").await?;
-        let text = String::from_utf8_lossy(&answer);
+        let text = String::from_utf8_lossy(&answer.body);
         text.trim().parse().map_err(|_| Failure::Unclear("ClickHouse answers with no number".to_owned()))
+    }
+}
+
+/// What tells a table from another: its UUID. The copies of a Replicated table are one, whose path in Keeper names it; in databases
+/// without UUIDs there is nothing but the name.
+fn identity(name: &str, uuid: &str, engine_full: &str) -> String {
+    let path = engine_full
+        .strip_prefix("Replicated")
+        .and_then(|engine| engine.split_once("MergeTree('"))
+        .and_then(|(_, rest)| rest.split_once('\''))
+        .map(|(path, _)| path.replace("{uuid}", uuid));
+    match path {
+        Some(path) => format!("replicated at {path}"),
+        None if uuid.bytes().all(|byte| matches!(byte, b'0' | b'-')) => format!("name {name}"),
+        None => format!("uuid {uuid}"),
     }
 }
 
@@ -130,6 +145,22 @@ fn not_ours() -> SinkError {
 
 #[async_trait]
 impl Remote for Table {
+    async fn target(&mut self) -> Result<Identity, String> {
+        let (database, table) = self.config.names();
+        let sql = format!(
+            "SELECT toString(uuid), engine_full FROM system.tables WHERE database = {} AND name = {} FORMAT TSVRaw",
+            literal(database),
+            literal(table)
+        );
+        let answer = self.client.query(&sql, "").await.map_err(|failure| failure.plain())?;
+        let answer = String::from_utf8_lossy(&answer.body);
+        let (uuid, engine) = answer
+            .split_once('\t')
+            .ok_or_else(|| format!("table {database}.{table} is not there any more"))?;
+        let name = format!("{database}.{table}");
+        Ok(Identity { id: identity(&name, uuid, engine), name })
+    }
+
     async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError> {
         let layout = self.layout()?;
         let rows: Vec<encode::Taken<'_>> = batch
@@ -228,7 +259,11 @@ impl Remote for Table {
         let token = parameters([("insert_deduplication_token", &*part.token), ("query_id", &*part.token)]);
         let views = self.layout.as_ref().is_none_or(|layout| layout.views);
         match self.client.post(&format!("{statement}&{token}"), part.body.clone()).await {
-            Ok(answer) if answer.is_empty() => Sent::In,
+            // Whoever stands between may answer with a 200 too: only ClickHouse names the query.
+            Ok(answer) if answer.query_id.as_deref() != Some(&*part.token) => Sent::Unknown {
+                reason: "the answer to an insert is not ClickHouse's: it does not name the query".to_owned(),
+            },
+            Ok(answer) if answer.body.is_empty() => Sent::In,
             Ok(_) => Sent::Unknown { reason: "the answer to an insert holds something".to_owned() },
             Err(Failure::Unsent(reason)) => Sent::Out { reason, retry: true },
             Err(failure @ Failure::Unclear(_)) => Sent::Unknown { reason: failure.plain() },
@@ -285,5 +320,19 @@ impl Remote for Table {
             0 if !layout.plain => None,
             count => Some(count > 0),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_told_from_another_by_what_stays_with_it() {
+        assert_eq!(identity("d.t", "5-6", "MergeTree ORDER BY a"), "uuid 5-6");
+        assert_eq!(identity("d.t", "00-00", "MergeTree"), "name d.t");
+        let replicated = "ReplicatedSummingMergeTree('/t/{uuid}/{shard}', '{replica}') ORDER BY a";
+        assert_eq!(identity("d.t", "5-6", replicated), "replicated at /t/5-6/{shard}");
+        assert_eq!(identity("d.t", "5-6", "SharedMergeTree('/x', 'y')"), "uuid 5-6");
     }
 }

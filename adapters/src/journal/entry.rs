@@ -4,6 +4,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::Identity;
 use crate::{
     sink::{ShardId, ShardStep},
     sqlite::{
@@ -16,8 +17,9 @@ use crate::{
 const DDL: &str = "
 CREATE TABLE IF NOT EXISTS oncegate_journal (
     id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, statement TEXT NOT NULL, first_ms INTEGER NOT NULL,
-    blocks INTEGER, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out'))
+    blocks INTEGER, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out')), target TEXT
 ) STRICT;
+CREATE TABLE IF NOT EXISTS oncegate_journal_targets (route TEXT PRIMARY KEY, id TEXT NOT NULL, name TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_journal_steps (
     route TEXT NOT NULL, shard TEXT NOT NULL, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE,
     step INTEGER NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, position INTEGER, watermark_ms INTEGER NOT NULL,
@@ -49,6 +51,8 @@ pub(crate) struct Entry {
     pub(super) id: i64,
     pub(super) steps: Vec<ShardStep>,
     pub(super) statement: String,
+    /// What it was made for ([`super::Identity`]); none in books of before.
+    pub(super) target: Option<String>,
     /// When it was journaled, by the book's clock.
     pub(super) first_ms: i64,
     /// What the target had taken before.
@@ -94,6 +98,9 @@ impl Entry {
     fn checksum(&self) -> [u8; 16] {
         let mut sum = Sum(Xxh3::new());
         sum.bytes(self.statement.as_bytes());
+        if let Some(target) = &self.target {
+            sum.bytes(target.as_bytes());
+        }
         sum.number(self.first_ms);
         sum.optional(self.blocks);
         sum.number(self.steps.len() as i64);
@@ -175,7 +182,27 @@ pub(super) fn token<'a>(
 
 /// Makes the tables if they are missing.
 pub(super) fn make(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute_batch(DDL)
+    connection.execute_batch(DDL)?;
+    let has = "SELECT count(*) FROM pragma_table_info('oncegate_journal') WHERE name = 'target'";
+    if connection.query_row(has, [], |row| row.get::<_, i64>(0))? == 0 {
+        connection.execute_batch("ALTER TABLE oncegate_journal ADD COLUMN target TEXT")?;
+    }
+    Ok(())
+}
+
+/// The target that the route has written into: this one, if it is the first. Its id and name.
+pub(super) fn target_of(
+    connection: &Connection,
+    route: &str,
+    target: &Identity,
+) -> rusqlite::Result<Identity> {
+    connection.execute(
+        "INSERT INTO oncegate_journal_targets (route, id, name) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING",
+        [route, &target.id, &target.name],
+    )?;
+    connection.query_row("SELECT id, name FROM oncegate_journal_targets WHERE route = ?1", [route], |row| {
+        Ok(Identity { id: row.get(0)?, name: row.get(1)? })
+    })
 }
 
 /// The book's own number.
@@ -220,7 +247,7 @@ pub(super) fn of_route(connection: &Connection, route: &str) -> rusqlite::Result
 pub(super) fn insert(transaction: &Transaction<'_>, route: &str, entry: &Entry) -> rusqlite::Result<i64> {
     transaction
         .prepare_cached(
-            "INSERT INTO oncegate_journal (route, statement, first_ms, blocks, bytes, checksum) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            "INSERT INTO oncegate_journal (route, statement, first_ms, blocks, bytes, checksum, target) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         )?
         .execute(params![
             route,
@@ -228,7 +255,8 @@ pub(super) fn insert(transaction: &Transaction<'_>, route: &str, entry: &Entry) 
             entry.first_ms,
             entry.blocks,
             i64::try_from(entry.bytes()).unwrap_or(i64::MAX),
-            entry.checksum()
+            entry.checksum(),
+            entry.target
         ])?;
     let id = transaction.last_insert_rowid();
     let mut step = transaction.prepare_cached(
@@ -313,13 +341,14 @@ impl From<rusqlite::Error> for Unread {
 pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Option<Entry>, Unread> {
     let head = connection
         .query_row(
-            "SELECT statement, first_ms, blocks, checksum, verdict FROM oncegate_journal WHERE id = ?1 AND route = ?2",
+            "SELECT statement, first_ms, blocks, checksum, verdict, target FROM oncegate_journal WHERE id = ?1 AND route = ?2",
             params![id, route],
             |row| {
                 let entry = Entry {
                     id,
                     steps: Vec::new(),
                     statement: row.get(0)?,
+                    target: row.get(5)?,
                     first_ms: row.get(1)?,
                     blocks: row.get(2)?,
                     parts: Vec::new(),

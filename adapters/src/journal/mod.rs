@@ -129,9 +129,26 @@ pub(crate) struct Tried {
     pub(crate) blocks: Option<i64>,
 }
 
+/// Which target it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Identity {
+    /// Where the configuration says.
+    pub(crate) name: String,
+    /// Another one if it is another target under that name.
+    pub(crate) id: String,
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.name, self.id)
+    }
+}
+
 /// A target as the journal needs it: one connection, used by one lane. It makes its connections itself: the book is what says what is in.
 #[async_trait]
 pub(crate) trait Remote: Send {
+    /// Asks which target stands there now.
+    async fn target(&mut self) -> Result<Identity, String>;
     /// Divides a batch into parts and says what becomes of each row. Nothing is in the target afterwards.
     async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError>;
     /// How the parts are sent: names the target and holds every setting that counts. Kept with the batch.

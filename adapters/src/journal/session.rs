@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use tracing::{info, warn};
 
 use super::{
-    Hold, JournalConfig, Remote, Sent, Tried,
+    Hold, Identity, JournalConfig, Remote, Sent, Tried,
     book::{journal, name_of, remove, settle, stand, stand_now, stands, write},
     entry::{self, Entry, Part, Unread},
 };
@@ -42,6 +42,8 @@ pub(crate) struct JournalSession {
     hold: Option<Arc<Hold>>,
     /// What earlier sessions left open has been settled.
     settled: Option<Arc<()>>,
+    /// What the route writes into, once it was looked at.
+    target: Option<Identity>,
     book: SqliteSession,
     remote: Box<dyn Remote>,
     route: Arc<str>,
@@ -112,6 +114,7 @@ impl JournalSession {
             config,
             hold: None,
             settled: None,
+            target: None,
             remote,
             route: route.into(),
             whole: false,
@@ -135,6 +138,7 @@ impl JournalSession {
     /// or checks anything: a copy may come in another shard than the record that is in an open batch.
     async fn settle_left(&mut self) -> Result<(), SinkError> {
         let hold = self.hold()?;
+        self.look_at_target().await?;
         if self.settled.is_some() {
             return Ok(());
         }
@@ -146,6 +150,34 @@ impl JournalSession {
             settled.insert(self.route.to_string(), Arc::downgrade(&done));
             self.settled = Some(done);
         }
+        Ok(())
+    }
+
+    /// The marks in the book say what is in one target: under another they would keep records out that it has not.
+    async fn look_at_target(&mut self) -> Result<(), SinkError> {
+        if self.target.is_some() {
+            return Ok(());
+        }
+        let found =
+            self.remote.target().await.map_err(|reason| SinkError::NotApplied { reason, retry: true })?;
+        let asked = found.clone();
+        let known = self
+            .job_connected(move |connection, route| {
+                entry::target_of(connection, route, &asked)
+                    .map_err(|error| schema::fault("reading the route's target", &error))
+            })
+            .await?;
+        if known.id != found.id {
+            let (route, book) = (&self.route, self.file.path.display());
+            let reason = format!(
+                "the journal is of another table: route {route} has written into {known}, and the sink names {found}; records that the other \
+                 one has would be left out as copies. Name the other one again; or, for a table without its rows, use a new journal folder; \
+                 or, if this one has all of its rows, stop the gateway and DELETE FROM oncegate_journal_targets WHERE route = '{route}' in \
+                 {book}"
+            );
+            return Err(SinkError::NotApplied { reason, retry: false });
+        }
+        self.target = Some(found);
         Ok(())
     }
 
@@ -224,6 +256,7 @@ impl JournalSession {
             id: 0,
             steps,
             statement: self.remote.statement(),
+            target: self.target.as_ref().map(Identity::to_string),
             first_ms: 0,
             blocks,
             parts: parts.collect(),
@@ -309,6 +342,19 @@ impl JournalSession {
     async fn drive_parts(&mut self, entry: &mut Entry, first: bool) -> Driven {
         let name = entry.name(&self.route);
         let unknown = |reason: String| Driven::Unknown { reason: format!("{name}: {reason}") };
+        if !first && let Some(made_for) = &entry.target {
+            match self.remote.target().await {
+                Ok(found) if found.to_string() == *made_for => {}
+                Ok(found) => {
+                    return unknown(format!(
+                        "it was made for {made_for}, and there is {found} now: it is not sent; bring the other one back, or look into it and \
+                         set verdict in {} (docs/clickhouse.md)",
+                        self.file.path.display()
+                    ));
+                }
+                Err(reason) => return unknown(reason),
+            }
+        }
         let forgotten = if first { Ok(None) } else { self.forgotten(entry).await };
         let forgotten = match forgotten {
             Ok(forgotten) => forgotten,

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-use super::{Cut, Hold, JournalConfig, JournalSession, Part, Remote, Sent, Tried};
+use super::{Cut, Hold, Identity, JournalConfig, JournalSession, Part, Remote, Sent, Tried};
 use crate::sink::{
     Acquire, Batch, DeadLetter, MarkBlock, OnRefused, Receipts, Resolution, Row, RowKind, RowOutcome,
     Session, ShardId, ShardState, ShardStep, SinkError, Source,
@@ -42,6 +42,8 @@ struct World {
     forgets: bool,
     /// It can be asked what it holds.
     asked: bool,
+    /// So often another one was put in its place.
+    exchanged: usize,
 }
 
 #[derive(Clone, Default)]
@@ -50,6 +52,10 @@ struct Target(Arc<Mutex<World>>);
 /// Rows are text; their first letter is their partition. `!` is refused by the cut.
 #[async_trait]
 impl Remote for Target {
+    async fn target(&mut self) -> Result<Identity, String> {
+        Ok(Identity { name: "t".to_owned(), id: self.0.lock().exchanged.to_string() })
+    }
+
     async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError> {
         let mut cut = Cut::default();
         let mut parts: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
@@ -391,6 +397,34 @@ async fn p15_rows_count_where_a_token_does_not_fit_them() {
 }
 
 #[tokio::test]
+async fn p6_another_target_is_refused_and_gets_no_batch_of_the_one_before() {
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::LostAfter]);
+    unknown(bed.deliver(&["a1"]).await);
+    bed.target.0.lock().exchanged = 1;
+    let reason = unknown(bed.resolve().await);
+    assert!(reason.contains("made for t (0), and there is t (1) now"), "{reason}");
+    for _ in 0..2 {
+        bed.restart();
+        let refused = bed.acquire(&[SHARD]).await.unwrap_err();
+        assert!(
+            matches!(&refused, SinkError::NotApplied { retry: false, reason } if reason.contains("of another table")),
+            "{refused}"
+        );
+        bed.session.shards("").await.unwrap_err();
+    }
+    let way = "DELETE FROM oncegate_journal_targets WHERE route = 'orders'";
+    assert_eq!(bed.book().execute(way, []).unwrap(), 1);
+    bed.restart();
+    let stopped = bed.acquire(&[SHARD]).await.unwrap_err();
+    assert!(stopped.to_string().contains("it is not sent"), "{stopped}");
+    bed.book().execute("UPDATE oncegate_journal SET verdict = 'in'", []).unwrap();
+    bed.restart();
+    bed.acquire(&[SHARD]).await.unwrap();
+    assert_eq!((bed.target.sent(), bed.states[0].sequence), (1, 1));
+}
+
+#[tokio::test]
 async fn a_verdict_settles_what_nobody_can_know() {
     for (verdict, sequence) in [("in", 1), ("out", 0)] {
         let mut bed = Bed::new().await;
@@ -414,6 +448,7 @@ async fn a_corrupt_entry_is_named_and_stays() {
         "UPDATE oncegate_journal_marks SET block = x'00'",
         "UPDATE oncegate_journal_steps SET watermark_ms = 3",
         "UPDATE oncegate_journal SET statement = 'INSERT elsewhere'",
+        "UPDATE oncegate_journal SET target = 't (9)'",
         "DELETE FROM oncegate_journal_parts",
     ] {
         let mut bed = Bed::new().await;

@@ -29,6 +29,8 @@ pub enum Cut {
     Answer,
     /// The same, and the connection stands until the client gives it up.
     Held,
+    /// Nothing of it has reached the server; the proxy itself answers with an empty 200.
+    Empty,
     /// The client is gone at once; the whole request reaches the server a while later.
     Late,
 }
@@ -134,6 +136,10 @@ async fn serve(mut client: TcpStream, port: u16, shared: &Shared) {
         }
         if cut == Some(Cut::Request) {
             return;
+        }
+        if cut == Some(Cut::Empty) {
+            drop(client.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await);
+            continue;
         }
         if server.is_none() {
             server = TcpStream::connect(("127.0.0.1", port)).await.ok();

@@ -47,6 +47,7 @@ def perform(query, output):
 
 class Front(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    query_id = ""
     # Head and body of an answer are two writes: the second must not wait for an acknowledgement.
     disable_nagle_algorithm = True
 
@@ -65,6 +66,7 @@ class Front(BaseHTTPRequestHandler):
             return
         pairs = parse_qsl(urlsplit(self.path).query, keep_blank_values=True)
         query = dict(pairs).get("query", "")
+        self.query_id = dict(pairs).get("query_id", "")
         try:
             self.answer(200, run(query, pairs, body if length else None, FOLDER))
         except Exception as fault:  # chdb raises RuntimeError with ClickHouse's text
@@ -77,6 +79,8 @@ class Front(BaseHTTPRequestHandler):
             self.send_response(status)
             if code:
                 self.send_header("X-ClickHouse-Exception-Code", code)
+            if self.query_id:
+                self.send_header("X-ClickHouse-Query-Id", self.query_id)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

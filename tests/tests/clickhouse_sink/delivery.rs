@@ -356,6 +356,61 @@ async fn p15_rows_that_merges_or_time_may_drop_are_not_missing() {
     assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
 }
 
+/// P6: a table that was put in the place of another gets nothing of it, and is not taken for it.
+#[tokio::test]
+async fn p6_another_table_is_refused_with_the_way_out() {
+    for exchanged in [false, true] {
+        let columns = "(id UInt64, batch String) ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 1000";
+        let mut rig = Rig::new(columns, |config| config.batch_column = Some("batch".to_owned())).await;
+        let other = rig.server.table("other", columns).await;
+        let proxy = HttpProxy::start(rig.server.port()).await;
+        rig.config.url = rig.server.url_through(proxy.port());
+        rig.again().await.unwrap();
+        proxy.cut_inserts(1, Cut::Answer);
+        rig.deliver(&[&[("id", "1")]]).await.unwrap_err();
+        let first = rig.table.clone();
+        if exchanged {
+            rig.server.query(&format!("EXCHANGE TABLES {first} AND {other}")).await.unwrap();
+            let stopped = rig.resolve().await.unwrap_err().to_string();
+            assert!(stopped.contains("it is not sent"), "{stopped}");
+        } else {
+            rig.config.table.clone_from(&other);
+        }
+        let refused = rig.again().await.unwrap_err();
+        assert!(
+            matches!(&refused, SinkError::NotApplied { retry: false, reason } if reason.contains("oncegate_journal_targets")),
+            "{refused}"
+        );
+        let both = [&first, &other].map(|table| format!("SELECT count() FROM {table}"));
+        let counts = [rig.server.number(&both[0]).await, rig.server.number(&both[1]).await];
+        assert_eq!(counts, if exchanged { [0, 1] } else { [1, 0] });
+        match exchanged {
+            true => drop(rig.server.query(&format!("EXCHANGE TABLES {first} AND {other}")).await.unwrap()),
+            false => rig.config.table = first,
+        }
+        rig.again().await.unwrap();
+        assert_eq!((rig.state.sequence, rig.count().await), (1, 1));
+    }
+}
+
+/// A 200 without a body is not ClickHouse's unless it names the query.
+#[tokio::test]
+async fn an_answer_that_is_not_clickhouses_settles_nothing() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    proxy.cut_inserts(1, Cut::Empty);
+    let unknown = rig.deliver(&[&[("id", "1")]]).await.unwrap_err();
+    assert!(
+        matches!(&unknown, SinkError::Unknown { reason } if reason.contains("not ClickHouse's")),
+        "{unknown}"
+    );
+    assert_eq!(rig.count().await, 0);
+    assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+    assert_eq!(rig.count().await, 1);
+}
+
 /// What the server surely refuses is not applied, and the lane may cut the batch again.
 #[tokio::test]
 async fn a_table_that_does_not_fit_any_more_is_refused_without_a_trace() {
