@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode, Uri};
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::SendRequest;
+use hyper::{body::Incoming, client::conn::http1::SendRequest};
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
@@ -95,18 +95,37 @@ impl Wire {
         Ok(Self { sender, driver })
     }
 
+    /// Sends `request` and takes the head of its answer.
+    pub(crate) async fn begin(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, NoAnswer> {
+        self.sender.ready().await.map_err(|fault| NoAnswer { unsent: true, text: fault.to_string() })?;
+        self.sender.try_send_request(request).await.map_err(|mut fault| NoAnswer {
+            unsent: fault.take_message().is_some(),
+            text: fault.into_error().to_string(),
+        })
+    }
+
+    /// Whether the other side has not closed it yet.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// Whether it takes another request, once the answer to the last one is read.
+    #[cfg(feature = "upstream")]
+    pub(crate) async fn usable(&mut self) -> bool {
+        self.sender.ready().await.is_ok()
+    }
+
     /// Sends `request` and takes the whole answer of at most `bound` bytes. After a fault the connection is of no more use.
     pub(crate) async fn ask(
         &mut self,
         request: Request<Full<Bytes>>,
         bound: usize,
     ) -> Result<Answer, NoAnswer> {
-        self.sender.ready().await.map_err(|fault| NoAnswer { unsent: true, text: fault.to_string() })?;
-        let response = self.sender.try_send_request(request).await.map_err(|mut fault| NoAnswer {
-            unsent: fault.take_message().is_some(),
-            text: fault.into_error().to_string(),
-        })?;
-        let (head, body) = response.into_parts();
+        let (head, body) = self.begin(request).await?.into_parts();
         let body = Limited::new(body, bound)
             .collect()
             .await

@@ -27,4 +27,6 @@ pub mod schema;
 pub mod sink;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "upstream")]
+pub mod upstream;
 pub mod value;

@@ -72,6 +72,8 @@ impl Admin {
 }
 
 impl Handle for State {
+    type Body = Full<Bytes>;
+
     async fn handle(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());

@@ -7,6 +7,7 @@
 mod clickhouse;
 mod error;
 mod format;
+mod forward;
 #[cfg(feature = "kafka")]
 mod kafka_sink;
 mod naming;
@@ -22,6 +23,8 @@ mod units;
 use std::{collections::BTreeMap, ops::Range};
 
 use toml::de::{DeTable, DeValue};
+
+use crate::door::http::forward::ForwardConfig;
 
 pub use self::{
     error::{ConfigError, Secret},
@@ -43,10 +46,12 @@ pub struct Config {
     pub server: ServerConfig,
     /// Where and how the dedup stores are kept.
     pub store: StoreConfig,
-    /// By name.
+    /// By name; HTTP services are in their routes.
     pub sinks: BTreeMap<String, SinkConfig>,
-    /// By name; at least one. Each route's sink is among the sinks.
+    /// By name; with `forwards` at least one. Each route's sink is among the sinks.
     pub routes: BTreeMap<String, RouteConfig>,
+    /// Routes to HTTP services, by name.
+    pub forwards: BTreeMap<String, ForwardConfig>,
     /// Logs.
     pub log: LogConfig,
 }
@@ -81,22 +86,33 @@ fn whole(reader: &Reader<'_>, document: &DeTable<'_>, span: Range<usize>) -> Opt
     let store = server::store(root.section("store"));
     let log = server::log(root.section("log"));
 
-    let mut sinks = BTreeMap::new();
+    let (mut sinks, mut upstreams) = (BTreeMap::new(), BTreeMap::new());
     let mut views: BTreeMap<String, Option<SinkView>> = BTreeMap::new();
     for (name, section) in named(&root, "sinks") {
+        if forward::is_upstream(&section) {
+            upstreams.insert(name, forward::upstream(section));
+            continue;
+        }
         let sink = sink::sink(name.clone(), section);
         views.insert(name.clone(), sink.as_ref().map(SinkView::of));
         if let Some(sink) = sink {
             sinks.insert(name, sink);
         }
     }
-    let mut routes = BTreeMap::new();
+    let (mut routes, mut forwards) = (BTreeMap::new(), BTreeMap::new());
     let sections = named(&root, "routes");
     if sections.is_empty() {
         root.fault("the file has no route", "add a section [routes.NAME] with a key and a sink");
     }
     let mut relays = Vec::new();
     for (name, section) in sections {
+        let sink = section.item("sink").and_then(|item| item.value.as_str());
+        if let Some(upstream) = sink.and_then(|sink| upstreams.get(sink)) {
+            if let Some(route) = forward::route(name.clone(), section, upstream.as_ref(), server.as_ref()) {
+                forwards.insert(name, route);
+            }
+            continue;
+        }
         let relay = section.item("kafka");
         if let Some(route) = route::route(name.clone(), section, &views, server.as_ref()) {
             relays.extend(relay.zip(route.relay.clone()));
@@ -105,7 +121,7 @@ fn whole(reader: &Reader<'_>, document: &DeTable<'_>, span: Range<usize>) -> Opt
     }
     relay::together(&relays);
     root.close();
-    Some(Config { server: server?, store: store?, sinks, routes, log: log? })
+    Some(Config { server: server?, store: store?, sinks, routes, forwards, log: log? })
 }
 
 /// The tables of `[key.NAME]`, whose names are fit for URLs, folders and labels.

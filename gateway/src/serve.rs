@@ -20,7 +20,7 @@ use crate::{
     config::{Config, DeadLettersTo, RouteConfig, SinkConfig, StoreConfig, Target},
     door::{
         HttpLimits, Submit,
-        http::{Draining, HttpDoor},
+        http::{Draining, HttpDoor, forward::Forward},
     },
     gate::{BuildError, Gate, LettersOf},
     metrics::Metrics,
@@ -146,6 +146,7 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
         None => instance(&config.store.path).map_err(|fault| vec![fault])?,
     };
     let doors: Vec<Arc<RouteDoor>> = config.routes.values().map(RouteDoor::starting).collect();
+    let forwards = forwards(&config, &metrics).await?;
     let relays: Arc<Relays> = Arc::default();
     let shown = relays.clone();
     metrics.on_scrape(move || shown.show());
@@ -163,6 +164,10 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
                 let door = door.clone();
                 admin = admin.check(format!("route {}", door.name), move || door.not_ready());
             }
+            for forward in &forwards {
+                let theirs = forward.clone();
+                admin = admin.check(format!("route {}", forward.name()), move || theirs.not_ready());
+            }
             let theirs = relays.clone();
             Some(tokio::spawn(admin.check("relays", move || theirs.not_ready()).serve(seen(admin_stopped))))
         }
@@ -171,7 +176,8 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
     if let Some(address) = config.server.listen {
         let http = config.server.http.clone();
         let http = HttpDoor::bind(address, http, doors.iter().cloned(), metrics.clone(), draining.clone());
-        listeners.spawn(http.map_err(|fault| bound("listen", address, fault))?.serve(seen(stopped)));
+        let http = http.map_err(|fault| bound("listen", address, fault))?;
+        listeners.spawn(http.with_forwards(forwards.iter().cloned()).serve(seen(stopped)));
     }
     info!(listen = ?config.server.listen, admin_listen = ?config.server.admin_listen, instance = owner, "serving");
 
@@ -220,6 +226,9 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
             Err(fault) => faults.push(fault.to_string()),
         }
     }
+    for forward in &forwards {
+        forward.close(config.server.http.listen.drain_deadline).await;
+    }
     relays.stop().await;
     for gate in doors.iter().filter_map(|door| door.gate.get()) {
         gate.close().await;
@@ -231,6 +240,20 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
     }
     info!("ended");
     if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// Opens the books of the routes to HTTP services.
+async fn forwards(config: &Config, metrics: &Arc<Metrics>) -> Result<Vec<Arc<Forward>>, Vec<String>> {
+    let (mut opened, mut faults) = (Vec::new(), Vec::new());
+    for forward in config.forwards.values().cloned() {
+        let (name, metrics) = (forward.name.clone(), metrics.clone());
+        match tokio::task::spawn_blocking(move || Forward::open(forward, &metrics)).await {
+            Ok(Ok(forward)) => opened.push(Arc::new(forward)),
+            Ok(Err(fault)) => faults.push(format!("route {name:?}: {fault}")),
+            Err(fault) => faults.push(format!("route {name:?}: {fault}")),
+        }
+    }
+    if faults.is_empty() { Ok(opened) } else { Err(faults) }
 }
 
 /// Starts one route: its store, its gate, its relay.

@@ -30,7 +30,7 @@ pub(super) fn run(path: &Path, json: bool) -> ExitCode {
     let (printed, status) = match read(path) {
         Ok(_) if json => (Ok(()), ExitCode::SUCCESS),
         Ok(config) => {
-            let (routes, sinks) = (config.routes.len(), config.sinks.len());
+            let (routes, sinks) = (config.routes.len() + config.forwards.len(), config.sinks.len());
             (writeln!(out, "{}: good: routes {routes}, sinks {sinks}", path.display()), ExitCode::SUCCESS)
         }
         Err(errors) => (print(path, &errors, json, &mut out), ExitCode::from(2)),

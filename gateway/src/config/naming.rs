@@ -26,11 +26,7 @@ pub(super) fn naming(
     let cdc = format.debezium().is_some();
     let key = key(section, has_relay, cdc);
     let event_time = event_time(section, has_relay, cdc);
-    let digest = match section.item("digest") {
-        Some(item) if item.value.as_str() == Some("payload") => DigestOver::Payload,
-        Some(item) => DigestOver::Pointers(item.list().iter().filter_map(pointer).collect()),
-        None => DigestOver::Payload,
-    };
+    let digest = digest(section);
     let columns = columns(section, has_relay, cdc);
     let unknown_item = section.item("unknown_fields");
     let unknown_fields = unknown_item.as_ref().and_then(unknown_fields).unwrap_or_default();
@@ -65,10 +61,18 @@ pub(super) fn naming(
     Some((rules, registry))
 }
 
+pub(super) fn digest(section: &Section<'_, '_>) -> DigestOver {
+    match section.item("digest") {
+        Some(item) if item.value.as_str() == Some("payload") => DigestOver::Payload,
+        Some(item) => DigestOver::Pointers(item.list().iter().filter_map(pointer).collect()),
+        None => DigestOver::Payload,
+    }
+}
+
 const PART_FORMS: &str = "\"/pointer\", { header = \"NAME\" }, { kafka = \"key\" }, { kafka = \"position\" }, \
                           { kafka_header = \"NAME\" }, { debezium = \"position\" } or { content = true }";
 
-fn key(section: &Section<'_, '_>, has_relay: bool, cdc: bool) -> Option<KeySpec> {
+pub(super) fn key(section: &Section<'_, '_>, has_relay: bool, cdc: bool) -> Option<KeySpec> {
     let key = section.item("key");
     let policy_item = section.item("idempotency_key");
     let policy = policy_item.as_ref().and_then(|item| {
@@ -182,7 +186,7 @@ fn member(section: &Section<'_, '_>, cdc: bool) -> Option<Member> {
     item.choice(&Member::WORDS)
 }
 
-fn pointer(item: &Item<'_, '_>) -> Option<Pointer> {
+pub(super) fn pointer(item: &Item<'_, '_>) -> Option<Pointer> {
     let text = item.text_as("a JSON pointer such as \"/id\"")?;
     match Pointer::parse(&text) {
         Ok(pointer) => Some(pointer),

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     door::{Bearer, HttpLimits},
+    key::KeySpec,
     lane::{DeadLetterPolicy, LatePolicy, MismatchPolicy, RefusedPolicy, Rules},
     naming::{EventTime, NamingRules},
 };
@@ -123,7 +124,7 @@ impl SinkView {
 }
 
 /// The longest window.
-const MAX_WINDOW: Duration = days(366);
+pub(super) const MAX_WINDOW: Duration = days(366);
 
 pub(super) fn route(
     name: String,
@@ -176,7 +177,7 @@ pub(super) fn route(
     let whole_topics =
         scope.and_then(|item| item.choice(&[("partition", false), ("route", true)])).unwrap_or(false);
     let skip_gaps = gap.and_then(|item| item.choice(&[("stop", false), ("skip", true)])).unwrap_or(false);
-    let http = http(&section, naming.as_ref(), server.map(|server| server.bodies));
+    let http = http(&section, naming.as_ref().map(|naming| &naming.key), server.map(|server| server.bodies));
     section.close();
     let (limits, answer_timeout) = http?;
     Some(RouteConfig {
@@ -387,9 +388,9 @@ fn not_yet(section: &Section<'_, '_>) {
     }
 }
 
-fn http(
+pub(super) fn http(
     section: &Section<'_, '_>,
-    naming: Option<&NamingRules>,
+    key: Option<&KeySpec>,
     defaults: Option<Bodies>,
 ) -> Option<(HttpLimits, Duration)> {
     let defaults = defaults.unwrap_or(server::BODIES);
@@ -424,7 +425,7 @@ fn http(
         keyed_batches,
         bearer,
         retry_after,
-        ..HttpLimits::new(naming?.key.clone())
+        ..HttpLimits::new(key?.clone())
     };
     Some((limits, answer_timeout))
 }

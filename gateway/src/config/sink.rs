@@ -148,10 +148,10 @@ impl SinkConfig {
 pub(super) const MOST_OF_BATCH: (i64, u64) = (1_000_000, 1 << 30);
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 6] = ["doris", "duckdb", "elasticsearch", "http", "opensearch", "starrocks"];
+const LATER: [&str; 5] = ["doris", "duckdb", "elasticsearch", "opensearch", "starrocks"];
 
 /// Those that it has.
-const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\" or \"clickhouse\"";
+const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\", \"clickhouse\" or \"http\"";
 
 #[derive(Clone, Copy)]
 enum Type {

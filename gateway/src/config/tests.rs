@@ -637,3 +637,40 @@ proptest! {
         }
     }
 }
+
+const UPSTREAM: &str = "[sinks.s]\ntype = \"http\"\nurl = \"http://h:1/base\"\nanswers = \"a\"\n";
+
+#[test]
+fn a_route_to_an_http_service_has_options_of_its_own() {
+    use crate::door::http::forward::{OnUnknown, ServerErrors};
+    let file = |sink: &str, route: &str| format!("{UPSTREAM}{sink}\n[routes.r]\nsink = \"s\"\n{route}\n");
+    let by_key = "idempotency_key = \"require\"";
+    let config = load(&file("", by_key), environment).unwrap_or_else(|errors| panic!("{errors:#?}"));
+    assert!(config.routes.is_empty() && config.sinks.is_empty());
+    let forward = &config.forwards["r"];
+    assert_eq!(forward.book, std::path::Path::new("a/r"));
+    assert_eq!(forward.rules, crate::door::http::forward::AnswerRules::default());
+    assert_eq!((forward.window, forward.wait), (Duration::from_secs(86_400), Duration::from_secs(5)));
+    let sink = "on_unknown = \"retry\"\nattempts = 1\nserver_errors = \"final\"\nnot_applied = [503]";
+    let config = load(&file(sink, "key = \"/id\"\nkeyless = \"pass\""), environment).unwrap();
+    let forward = &config.forwards["r"];
+    assert_eq!((forward.rules.on_unknown, forward.rules.attempts), (OnUnknown::Retry, 1));
+    assert_eq!((forward.rules.server_errors, &forward.rules.not_applied), (ServerErrors::Final, &vec![503]));
+    assert!(forward.pass_keyless);
+    for (sink, route, told) in [
+        ("", "", "`key` is missing"),
+        ("attempts = 2", by_key, "counts with on_unknown = \"retry\" only"),
+        ("not_applied = [200]", by_key, "must be 400 to 599"),
+        ("table = \"t\"", by_key, "unknown key \"table\""),
+        ("", "key = \"/id\"\nwindow = \"10s\"", "is shorter than a request may take"),
+        ("", "key = \"/id\"\nlateness = \"10s\"", "unknown key \"lateness\""),
+        ("", "key = \"/id\"\nkafka = { brokers = \"b:1\" }", "does not fit an HTTP service"),
+        ("", "key = { kafka = \"key\" }", "the route has no relay"),
+    ] {
+        let errors = errors(&file(sink, route));
+        assert!(errors.len() == 1 && errors[0].contains(told), "{sink} {route}: {errors:#?}");
+    }
+    let with_user = file("", by_key).replace("http://h", "http://me:hunter2@h");
+    let errors = errors(&with_user);
+    assert!(errors[0].contains("user or password") && !errors[0].contains("hunter2"), "{errors:#?}");
+}

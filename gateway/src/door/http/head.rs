@@ -41,12 +41,7 @@ pub(super) fn plan(head: &Parts, limits: &HttpLimits) -> Result<Plan, Trouble> {
         return Err(Trouble::new(Kind::MethodNotAllowed, format!("{} is not POST", head.method)));
     }
     authorize(&head.headers, limits)?;
-    if let Some(expect) = head.headers.get(header::EXPECT) {
-        let known = expect.as_bytes().eq_ignore_ascii_case(b"100-continue");
-        if !known && head.version >= Version::HTTP_11 {
-            return Err(Trouble::new(Kind::ExpectationFailed, "only 100-continue can be expected"));
-        }
-    }
+    expectation(head)?;
     let lines = media_type(&head.headers)? == Shape::Ndjson;
     let coding = coding(&head.headers)?;
     let keyed = keyed(&head.headers, limits)?;
@@ -59,6 +54,15 @@ pub(super) fn plan(head: &Parts, limits: &HttpLimits) -> Result<Plan, Trouble> {
         Some(length) if length > limit => Err(too_large(limit)),
         length => Ok(Plan { lines, coding, length, keyed }),
     }
+}
+
+pub(super) fn expectation(head: &Parts) -> Result<(), Trouble> {
+    let Some(expect) = head.headers.get(header::EXPECT) else { return Ok(()) };
+    let known = expect.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    if !known && head.version >= Version::HTTP_11 {
+        return Err(Trouble::new(Kind::ExpectationFailed, "only 100-continue can be expected"));
+    }
+    Ok(())
 }
 
 /// An `Idempotency-Key` names one record, unless the route says that it names a request.
@@ -76,7 +80,7 @@ pub(super) fn too_large(limit: u64) -> Trouble {
     )
 }
 
-fn authorize(headers: &HeaderMap, limits: &HttpLimits) -> Result<(), Trouble> {
+pub(super) fn authorize(headers: &HeaderMap, limits: &HttpLimits) -> Result<(), Trouble> {
     let Some(bearer) = &limits.bearer else { return Ok(()) };
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let given = match (values.next(), values.next()) {
@@ -179,7 +183,7 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Trouble> {
 }
 
 /// hyper has refused malformed and contradicting lengths before.
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Trouble> {
+pub(super) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Trouble> {
     let Some(value) = headers.get(header::CONTENT_LENGTH) else { return Ok(None) };
     let parsed = value.to_str().ok().and_then(|text| text.trim().parse().ok());
     parsed

@@ -13,8 +13,11 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
-use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Body, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -59,10 +62,16 @@ impl Default for ListenOptions {
     }
 }
 
+/// Where a request came from: among its extensions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
 /// Answers requests.
 pub(crate) trait Handle: Send + Sync + 'static {
+    /// What its answers are made of.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static;
     /// One request. The future may be dropped when the connection is cut off.
-    fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+    fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Self::Body>> + Send;
     /// A connection was opened (+1) or closed (-1).
     fn connections(&self, _change: i64) {}
 }
@@ -209,7 +218,11 @@ async fn connection<H: Handle>(
     }
     let handler = &open.0;
     let draining = &draining;
-    let service = service_fn(|request| async move {
+    let peer = stream.peer_addr().ok().map(Peer);
+    let service = service_fn(|mut request: Request<Incoming>| async move {
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         let mut response = handler.handle(request).await;
         if draining.begun() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

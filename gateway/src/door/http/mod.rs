@@ -5,8 +5,10 @@
 
 use std::{collections::HashMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
+use adapters::upstream::Passing;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Request, Response, header, request::Parts};
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use tokio::{
     net::TcpListener,
@@ -16,6 +18,7 @@ use tracing::debug;
 
 use self::{
     body::{Body, Patience},
+    forward::Forward,
     head::{Plan, one_record_per_key, plan, route_of},
     problem::{Kind, Trouble},
     reply::{About, Reply},
@@ -28,6 +31,7 @@ use crate::{
 };
 
 mod body;
+pub mod forward;
 mod head;
 pub(crate) mod listen;
 pub mod problem;
@@ -71,12 +75,13 @@ impl Default for HttpOptions {
 /// The HTTP door, bound to its address.
 pub struct HttpDoor<S> {
     listener: TcpListener,
-    shared: Arc<Shared<S>>,
+    shared: Shared<S>,
 }
 
 struct Shared<S> {
     options: HttpOptions,
     routes: HashMap<String, (Arc<S>, Arc<RouteMetrics>)>,
+    forwards: HashMap<String, Arc<Forward>>,
     metrics: Arc<Metrics>,
     draining: Draining,
 }
@@ -95,7 +100,15 @@ impl<S: Submit> HttpDoor<S> {
             .into_iter()
             .map(|route| (route.route().to_owned(), (route.clone(), metrics.route(route.route()))))
             .collect();
-        Ok(Self { listener, shared: Arc::new(Shared { options, routes, metrics, draining }) })
+        let forwards = HashMap::new();
+        Ok(Self { listener, shared: Shared { options, routes, forwards, metrics, draining } })
+    }
+
+    /// Serves these routes too.
+    pub fn with_forwards(mut self, forwards: impl IntoIterator<Item = Arc<Forward>>) -> Self {
+        let named = forwards.into_iter().map(|forward| (forward.name().to_owned(), forward));
+        self.shared.forwards.extend(named);
+        self
     }
 
     /// Where it listens.
@@ -108,20 +121,29 @@ impl<S: Submit> HttpDoor<S> {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Drained {
         let options = self.shared.options.listen.clone();
         let draining = self.shared.draining.clone();
-        listen::serve(self.listener, self.shared, &options, &draining, shutdown).await
+        listen::serve(self.listener, Arc::new(self.shared), &options, &draining, shutdown).await
     }
 }
 
+/// What an answer is made of: bytes, or the body of another answer on its way through.
+type Out = Response<Either<Full<Bytes>, Passing>>;
+
 impl<S: Submit> listen::Handle for Shared<S> {
-    async fn handle(&self, request: Request<Incoming>) -> Reply {
+    type Body = Either<Full<Bytes>, Passing>;
+
+    async fn handle(&self, request: Request<Incoming>) -> Out {
         let (head, incoming) = request.into_parts();
         let door = self.metrics.door();
         let reply = match InFlight::request(door, self.options.max_requests) {
-            Some(in_flight) => self.request(&head, incoming, in_flight).await,
+            Some(in_flight) => match forward::route_of(&head.uri).and_then(|name| self.forwards.get(name)) {
+                Some(forward) => Box::pin(forward.request(self, &head, incoming, in_flight)).await,
+                None => self.request(&head, incoming, in_flight).await.map(Either::Left),
+            },
             None => {
                 let detail = format!("{} requests are in flight", self.options.max_requests);
                 self.refuse(&Trouble::new(Kind::TooManyRequests, detail), &head, incoming, About::default())
                     .await
+                    .map(Either::Left)
             }
         };
         door.response(reply.status());

@@ -27,7 +27,7 @@ pub enum Kind {
     Unauthorized,
     /// No such route.
     UnknownRoute,
-    /// Only POST writes.
+    /// Only POST writes; to an upstream PUT, PATCH and DELETE too.
     MethodNotAllowed,
     /// The body did not come in time.
     RequestTimeout,
@@ -57,6 +57,12 @@ pub enum Kind {
     OutcomeUnknown,
     /// Store, sink or route is not available.
     Unavailable,
+    /// The upstream may have applied the request, and it is not sent again.
+    UpstreamUnknown,
+    /// The same, because its answer did not come in time.
+    UpstreamTimeout,
+    /// The upstream's answer is final and was too large to keep.
+    AnswerNotKept,
 }
 
 impl Kind {
@@ -79,7 +85,7 @@ impl Kind {
             Kind::Unauthorized => (S::UNAUTHORIZED, "unauthorized", "A bearer token is needed"),
             Kind::UnknownRoute => (S::NOT_FOUND, "unknown-route", "There is no such route"),
             Kind::MethodNotAllowed => {
-                (S::METHOD_NOT_ALLOWED, "method-not-allowed", "Only POST writes records")
+                (S::METHOD_NOT_ALLOWED, "method-not-allowed", "The method is not taken here")
             }
             Kind::RequestTimeout => (S::REQUEST_TIMEOUT, "request-timeout", "The body did not come in time"),
             Kind::InFlight => (S::CONFLICT, "in-flight", "A record with this key is in flight"),
@@ -108,6 +114,19 @@ impl Kind {
                 "outcome-unknown",
                 "It is not known yet whether the record was written",
             ),
+            Kind::UpstreamUnknown => (
+                S::BAD_GATEWAY,
+                "upstream-outcome-unknown",
+                "It is not known whether the upstream applied the request",
+            ),
+            Kind::UpstreamTimeout => (
+                S::GATEWAY_TIMEOUT,
+                "upstream-timeout",
+                "The upstream did not answer in time, and may have applied the request",
+            ),
+            Kind::AnswerNotKept => {
+                (S::GONE, "answer-not-kept", "The request was answered, and its answer was not kept")
+            }
             Kind::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "The route cannot take records now"),
         }
     }
@@ -126,8 +145,8 @@ impl Kind {
     pub fn state(self) -> Option<&'static str> {
         match self {
             Kind::InFlight => Some("in_flight"),
-            Kind::KeyMismatch | Kind::DeadLettered | Kind::Refused => Some("completed"),
-            Kind::OutcomeUnknown => Some("unknown"),
+            Kind::KeyMismatch | Kind::DeadLettered | Kind::Refused | Kind::AnswerNotKept => Some("completed"),
+            Kind::OutcomeUnknown | Kind::UpstreamUnknown | Kind::UpstreamTimeout => Some("unknown"),
             _ => None,
         }
     }
