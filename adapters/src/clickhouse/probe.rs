@@ -266,6 +266,16 @@ fn window(
             ));
         }
         ms = Some(seconds.saturating_mul(1000));
+        let slow = config.request_timeout + config.connect_timeout;
+        if seconds >= LEAST_SECONDS && slow.as_secs() >= seconds.unsigned_abs() / 4 {
+            misfits.push(misfit(
+                format!(
+                    "request_timeout and connect_timeout are {slow:?} together, and the table remembers inserts for {seconds} s: a request could \
+                     come in after that"
+                ),
+                format!("lower request_timeout to less than a quarter of it, or run {}", alter(name, 7 * 24 * 3600)),
+            ));
+        }
     }
     if number("fsync_after_insert") == Some(0) && !replicated {
         warn!(

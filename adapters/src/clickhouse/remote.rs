@@ -34,7 +34,7 @@ pub(super) struct Table {
     client: Client,
     probed: Probed,
     layout: Option<Arc<Layout>>,
-    blocks: Option<(i64, Instant)>,
+    blocks: Option<(String, Instant)>,
     /// Partitions by the bytes that decide them.
     partitions: HashMap<Vec<u8>, Arc<str>>,
 }
@@ -114,11 +114,45 @@ impl Table {
         Ok(())
     }
 
+    /// Now, not at the start: an error may be that of a view which was made since, with the rows in the table.
+    async fn has_views(&mut self) -> Result<bool, Failure> {
+        if self.layout.as_ref().is_none_or(|layout| layout.views) {
+            return Ok(true);
+        }
+        let (database, table) = self.config.names();
+        let sql = format!(
+            "SELECT toInt64(sum(length(dependencies_table))) FROM system.tables WHERE database = {} AND name = {} FORMAT TSV",
+            literal(database),
+            literal(table)
+        );
+        Ok(self.number(&sql).await? > 0)
+    }
+
     async fn number(&mut self, sql: &str) -> Result<i64, Failure> {
         let answer = self.client.query(sql, "").await?;
         let text = String::from_utf8_lossy(&answer.body);
         text.trim().parse().map_err(|_| Failure::Unclear("ClickHouse answers with no number".to_owned()))
     }
+}
+
+/// How many blocks have come in between, at most; none if partitions were dropped, as what came into them cannot be told. `each`: each
+/// partition counts its blocks by itself; else one counter is for all.
+fn since(before: &str, now: &str, each: bool) -> Option<i64> {
+    fn read(text: &str) -> Option<HashMap<&str, i64>> {
+        text.lines()
+            .map(|line| line.split_once('\t').and_then(|(name, max)| Some((name, max.parse().ok()?))))
+            .collect()
+    }
+    let (before, now) = (read(before)?, read(now)?);
+    if before.iter().any(|(name, max)| now.get(name).is_none_or(|now| now < max)) {
+        return None;
+    }
+    // Counting begins with 0 or 1.
+    let top = |blocks: &HashMap<&str, i64>| blocks.values().copied().max().unwrap_or(-1);
+    Some(match each {
+        true => now.iter().map(|(name, max)| max - before.get(name).copied().unwrap_or(-1)).sum(),
+        false => top(&now) - top(&before),
+    })
 }
 
 /// What tells a table from another: its UUID. The copies of a Replicated table are one, whose path in Keeper names it; in databases
@@ -236,28 +270,28 @@ impl Remote for Table {
         body
     }
 
-    async fn blocks(&mut self) -> Result<Option<i64>, String> {
-        if let Some((blocks, asked)) = self.blocks
+    async fn blocks(&mut self) -> Result<Option<String>, String> {
+        if let Some((blocks, asked)) = &self.blocks
             && asked.elapsed() < BLOCKS_FOR
         {
-            return Ok(Some(blocks));
+            return Ok(Some(blocks.clone()));
         }
         let (database, table) = self.config.names();
         let sql = format!(
-            "SELECT toInt64(sum(b)) FROM (SELECT max(max_block_number) AS b FROM system.parts
-             WHERE database = {} AND table = {} GROUP BY partition_id) FORMAT TSV",
+            "SELECT partition_id, toInt64(max(max_block_number)) FROM system.parts
+             WHERE database = {} AND table = {} GROUP BY partition_id ORDER BY partition_id FORMAT TSV",
             literal(database),
             literal(table)
         );
-        let blocks = self.number(&sql).await.map_err(|failure| failure.plain())?;
-        self.blocks = Some((blocks, Instant::now()));
+        let answer = self.client.query(&sql, "").await.map_err(|failure| failure.plain())?;
+        let blocks = String::from_utf8_lossy(&answer.body).into_owned();
+        self.blocks = Some((blocks.clone(), Instant::now()));
         Ok(Some(blocks))
     }
 
     async fn send(&mut self, statement: &str, part: &Part) -> Sent {
         // The query's name as well: while an earlier attempt is still at it, ClickHouse refuses another.
         let token = parameters([("insert_deduplication_token", &*part.token), ("query_id", &*part.token)]);
-        let views = self.layout.as_ref().is_none_or(|layout| layout.views);
         match self.client.post(&format!("{statement}&{token}"), part.body.clone()).await {
             // Whoever stands between may answer with a 200 too: only ClickHouse names the query.
             Ok(answer) if answer.query_id.as_deref() != Some(&*part.token) => Sent::Unknown {
@@ -267,11 +301,23 @@ impl Remote for Table {
             Ok(_) => Sent::Unknown { reason: "the answer to an insert holds something".to_owned() },
             Err(Failure::Unsent(reason)) => Sent::Out { reason, retry: true },
             Err(failure @ Failure::Unclear(_)) => Sent::Unknown { reason: failure.plain() },
-            Err(failure @ Failure::Server { code, .. }) => match meaning(code) {
-                Meaning::NotYet if !views => Sent::Out { reason: failure.plain(), retry: true },
-                Meaning::Refused if !views => Sent::Out { reason: failure.plain(), retry: false },
-                _ => Sent::Unknown { reason: failure.plain() },
-            },
+            Err(failure @ Failure::Server { code, .. }) => {
+                let retry = match meaning(code) {
+                    Meaning::NotYet => true,
+                    Meaning::Refused => false,
+                    Meaning::Unknown => return Sent::Unknown { reason: failure.plain() },
+                };
+                match self.has_views().await {
+                    Ok(false) => Sent::Out { reason: failure.plain(), retry },
+                    Ok(true) => {
+                        let reason = failure.plain();
+                        Sent::Unknown {
+                            reason: format!("{reason}; it may be a view's, with the rows in the table"),
+                        }
+                    }
+                    Err(why) => Sent::Unknown { reason: format!("{}; and {}", failure.plain(), why.plain()) },
+                }
+            }
         }
     }
 
@@ -288,11 +334,8 @@ impl Remote for Table {
         }
         self.blocks = None;
         let now = self.blocks().await?;
-        let since = match (tried.blocks, now) {
-            (Some(before), Some(now)) if now >= before => now - before,
-            // Partitions were dropped: what has come since cannot be told.
-            _ => i64::MAX,
-        };
+        let since = tried.blocks.zip(now).and_then(|(before, now)| since(&before, &now, layout.replicated));
+        let since = since.unwrap_or(i64::MAX);
         if since > layout.window.blocks / 2 {
             let name = if layout.replicated { "replicated" } else { "non_replicated" };
             let since = if since == i64::MAX { "an unknown number of".to_owned() } else { since.to_string() };
@@ -326,6 +369,17 @@ impl Remote for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn p15_blocks_of_dropped_partitions_hide_none_that_came() {
+        assert_eq!(since("a\t5\nb\t9\n", "a\t5\nb\t12\nc\t11\n", false), Some(3));
+        assert_eq!(since("a\t5\nb\t9\n", "a\t7\nb\t9\nc\t1\n", true), Some(4));
+        // 1000 went with `a`, 900 came into `b`.
+        assert_eq!(since("a\t1000\nb\t9\n", "b\t1909\n", false), None);
+        assert_eq!(since("a\t1000\n", "a\t999\n", true), None);
+        assert_eq!((since("", "a\t0\n", true), since("", "", false)), (Some(1), Some(0)));
+        assert_eq!(since("7", "8", false), None);
+    }
 
     #[test]
     fn a_table_is_told_from_another_by_what_stays_with_it() {

@@ -17,7 +17,7 @@ use crate::{
 const DDL: &str = "
 CREATE TABLE IF NOT EXISTS oncegate_journal (
     id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, statement TEXT NOT NULL, first_ms INTEGER NOT NULL,
-    blocks INTEGER, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out')), target TEXT
+    blocks_taken TEXT, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out')), target TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS oncegate_journal_targets (route TEXT PRIMARY KEY, id TEXT NOT NULL, name TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_journal_steps (
@@ -56,7 +56,7 @@ pub(crate) struct Entry {
     /// When it was journaled, by the book's clock.
     pub(super) first_ms: i64,
     /// What the target had taken before.
-    pub(super) blocks: Option<i64>,
+    pub(super) blocks: Option<String>,
     pub(super) parts: Vec<Part>,
     pub(super) finish: Finish,
     /// What someone who has looked says: all of it is in the target (`in`), or nothing of it (`out`).
@@ -102,7 +102,8 @@ impl Entry {
             sum.bytes(target.as_bytes());
         }
         sum.number(self.first_ms);
-        sum.optional(self.blocks);
+        sum.number(i64::from(self.blocks.is_some()));
+        sum.bytes(self.blocks.as_deref().unwrap_or_default().as_bytes());
         sum.number(self.steps.len() as i64);
         for step in &self.steps {
             sum.bytes(step.shard.as_bytes());
@@ -183,9 +184,12 @@ pub(super) fn token<'a>(
 /// Makes the tables if they are missing.
 pub(super) fn make(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(DDL)?;
-    let has = "SELECT count(*) FROM pragma_table_info('oncegate_journal') WHERE name = 'target'";
-    if connection.query_row(has, [], |row| row.get::<_, i64>(0))? == 0 {
-        connection.execute_batch("ALTER TABLE oncegate_journal ADD COLUMN target TEXT")?;
+    // Books of before.
+    for column in ["target", "blocks_taken"] {
+        let has = "SELECT count(*) FROM pragma_table_info('oncegate_journal') WHERE name = ?1";
+        if connection.query_row(has, [column], |row| row.get::<_, i64>(0))? == 0 {
+            connection.execute_batch(&format!("ALTER TABLE oncegate_journal ADD COLUMN {column} TEXT"))?;
+        }
     }
     Ok(())
 }
@@ -247,7 +251,7 @@ pub(super) fn of_route(connection: &Connection, route: &str) -> rusqlite::Result
 pub(super) fn insert(transaction: &Transaction<'_>, route: &str, entry: &Entry) -> rusqlite::Result<i64> {
     transaction
         .prepare_cached(
-            "INSERT INTO oncegate_journal (route, statement, first_ms, blocks, bytes, checksum, target) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            "INSERT INTO oncegate_journal (route, statement, first_ms, blocks_taken, bytes, checksum, target) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         )?
         .execute(params![
             route,
@@ -341,7 +345,7 @@ impl From<rusqlite::Error> for Unread {
 pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Option<Entry>, Unread> {
     let head = connection
         .query_row(
-            "SELECT statement, first_ms, blocks, checksum, verdict, target FROM oncegate_journal WHERE id = ?1 AND route = ?2",
+            "SELECT statement, first_ms, blocks_taken, checksum, verdict, target FROM oncegate_journal WHERE id = ?1 AND route = ?2",
             params![id, route],
             |row| {
                 let entry = Entry {

@@ -121,12 +121,12 @@ pub(crate) enum Sent {
 }
 
 /// How long ago a batch was first tried.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Tried {
     /// By the book's clock, ms.
     pub(crate) age_ms: i64,
     /// [`Remote::blocks`] before the first attempt.
-    pub(crate) blocks: Option<i64>,
+    pub(crate) blocks: Option<String>,
 }
 
 /// Which target it is.
@@ -155,9 +155,9 @@ pub(crate) trait Remote: Send {
     fn statement(&self) -> String;
     /// The bytes of one part. Pure: the same bytes for the same rows and token.
     fn body(&self, batch: &Batch<'_>, rows: &[usize], token: &str) -> Vec<u8>;
-    /// How many blocks the target has taken so far, if it says: the distance of two such numbers is no less than the tokens that were kept in
-    /// between. May be some seconds old.
-    async fn blocks(&mut self) -> Result<Option<i64>, String>;
+    /// What the target has taken so far, if it says, in words of its own: two of them tell how many tokens were kept in between, at most. May
+    /// be some seconds old.
+    async fn blocks(&mut self) -> Result<Option<String>, String>;
     /// Sends one part under its token.
     async fn send(&mut self, statement: &str, part: &Part) -> Sent;
     /// Whether a repeat is surely known for one: no more than half of the window has passed. Else why not.

@@ -355,17 +355,18 @@ impl JournalSession {
                 Err(reason) => return unknown(reason),
             }
         }
-        let forgotten = if first { Ok(None) } else { self.forgotten(entry).await };
-        let forgotten = match forgotten {
-            Ok(forgotten) => forgotten,
-            Err(reason) => return unknown(reason),
-        };
         let count = entry.parts.len();
         for at in 0..count {
-            let part = &entry.parts[at];
-            if part.done {
+            if entry.parts[at].done {
                 continue;
             }
+            // Each time: the parts before may have taken long.
+            let forgotten = if first { Ok(None) } else { self.forgotten(entry).await };
+            let forgotten = match forgotten {
+                Ok(forgotten) => forgotten,
+                Err(reason) => return unknown(reason),
+            };
+            let part = &entry.parts[at];
             // Also within the window: a server that was killed may have kept rows without their token, or a token without its rows.
             let held = if first { Ok(None) } else { self.remote.holds(part).await };
             let absent = matches!(held, Ok(Some(false)));
@@ -432,7 +433,7 @@ impl JournalSession {
             })
             .await
             .map_err(|error| error.to_string())?;
-        let tried = Tried { age_ms: now.saturating_sub(entry.first_ms), blocks: entry.blocks };
+        let tried = Tried { age_ms: now.saturating_sub(entry.first_ms), blocks: entry.blocks.clone() };
         Ok(self.remote.knows_repeats(tried).await?.err())
     }
 

@@ -40,6 +40,8 @@ struct World {
     replies: VecDeque<Reply>,
     sent: usize,
     forgets: bool,
+    /// It forgets all once it was sent so many.
+    forgets_after: Option<usize>,
     /// It can be asked what it holds.
     asked: bool,
     /// So often another one was put in its place.
@@ -80,8 +82,8 @@ impl Remote for Target {
         rows.iter().flat_map(|&row| [batch.rows[row].bytes, b"\n"].concat()).collect()
     }
 
-    async fn blocks(&mut self) -> Result<Option<i64>, String> {
-        Ok(Some(self.0.lock().sent as i64))
+    async fn blocks(&mut self) -> Result<Option<String>, String> {
+        Ok(Some(self.0.lock().sent.to_string()))
     }
 
     async fn send(&mut self, statement: &str, part: &Part) -> Sent {
@@ -104,7 +106,12 @@ impl Remote for Target {
     }
 
     async fn knows_repeats(&mut self, _tried: Tried) -> Result<Result<(), String>, String> {
-        Ok(if self.0.lock().forgets { Err("half of the window has passed".to_owned()) } else { Ok(()) })
+        let world = self.0.lock();
+        Ok(if world.forgets || world.forgets_after.is_some_and(|sent| world.sent >= sent) {
+            Err("half of the window has passed".to_owned())
+        } else {
+            Ok(())
+        })
     }
 
     async fn holds(&mut self, part: &Part) -> Result<Option<bool>, String> {
@@ -394,6 +401,17 @@ async fn p15_rows_count_where_a_token_does_not_fit_them() {
     assert!(matches!(bed.resolve().await.unwrap(), Resolution::NotApplied));
     bed.deliver(&["a2"]).await.unwrap();
     assert_eq!(bed.target.rows(), ["a1", "a2"], "under a token of its own");
+}
+
+#[tokio::test]
+async fn p15_the_window_is_looked_at_before_each_part() {
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::LostAfter]);
+    unknown(bed.deliver(&["a1", "b1", "c1"]).await);
+    bed.target.0.lock().forgets_after = Some(2);
+    let reason = unknown(bed.resolve().await);
+    assert!(reason.contains("part 2 of 3 is not sent again"), "{reason}");
+    assert_eq!(bed.target.sent(), 2);
 }
 
 #[tokio::test]

@@ -393,6 +393,41 @@ async fn p6_another_table_is_refused_with_the_way_out() {
     }
 }
 
+/// The error of a view that was made since the start comes with the rows in the table.
+#[tokio::test]
+async fn p15_an_error_of_a_later_view_is_unknown() {
+    let mut rig = Rig::new(PLAIN, |_| {}).await;
+    let view = format!(
+        "CREATE MATERIALIZED VIEW {0}_view ENGINE = MergeTree ORDER BY n AS SELECT toUInt8(v) AS n FROM {0}",
+        rig.table
+    );
+    rig.server.query(&view).await.unwrap();
+    let row: &[(&str, &str)] = &[("id", "1"), ("v", "\"x\"")];
+    let thrown = rig.deliver(&[row]).await.unwrap_err();
+    assert!(matches!(&thrown, SinkError::Unknown { reason } if reason.contains("a view's")), "{thrown}");
+    rig.server.query(&format!("DROP TABLE {}_view", rig.table)).await.unwrap();
+    assert!(matches!(rig.resolve().await.unwrap(), Resolution::Applied(_)));
+    assert_eq!(rig.count().await, 1);
+}
+
+/// P15: a partition that was dropped counts as a window that has passed.
+#[tokio::test]
+async fn p15_a_dropped_partition_hides_no_blocks() {
+    let columns = "(id UInt64) ENGINE = MergeTree PARTITION BY id < 100 ORDER BY id SETTINGS non_replicated_deduplication_window = 100";
+    let mut rig = Rig::new(columns, |_| {}).await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    others(&rig, ["(1)", "(200)"].into_iter().map(str::to_owned).cycle().take(100)).await;
+    proxy.cut_inserts(1, Cut::Answer);
+    rig.deliver(&[&[("id", "2")]]).await.unwrap_err();
+    others(&rig, std::iter::repeat_n("(3)".to_owned(), 101)).await;
+    rig.server.query(&format!("ALTER TABLE {} DROP PARTITION 0", rig.table)).await.unwrap();
+    let stopped = rig.resolve().await.unwrap_err().to_string();
+    assert!(stopped.contains("an unknown number of blocks"), "{stopped}");
+    assert_eq!(rig.server.number(&format!("SELECT count() FROM {} WHERE id = 2", rig.table)).await, 1);
+}
+
 /// A 200 without a body is not ClickHouse's unless it names the query.
 #[tokio::test]
 async fn an_answer_that_is_not_clickhouses_settles_nothing() {
