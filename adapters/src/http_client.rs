@@ -43,6 +43,10 @@ impl Drop for Wire {
 }
 
 /// A whole answer.
+#[cfg_attr(
+    not(any(feature = "clickhouse", feature = "registry")),
+    allow(dead_code, reason = "an upstream takes its answers piece by piece")
+)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     #[cfg_attr(
@@ -57,7 +61,7 @@ pub(crate) struct Answer {
 pub(crate) struct NoAnswer {
     /// Nothing of the request has left this process.
     #[cfg_attr(
-        not(feature = "clickhouse"),
+        not(any(feature = "clickhouse", feature = "upstream")),
         expect(dead_code, reason = "a question may be asked again in any case")
     )]
     pub(crate) unsent: bool,
@@ -119,6 +123,10 @@ impl Wire {
         self.sender.ready().await.is_ok()
     }
 
+    #[cfg_attr(
+        not(any(feature = "clickhouse", feature = "registry")),
+        allow(dead_code, reason = "an upstream takes its answers piece by piece")
+    )]
     /// Sends `request` and takes the whole answer of at most `bound` bytes. After a fault the connection is of no more use.
     pub(crate) async fn ask(
         &mut self,

@@ -12,6 +12,10 @@ pub mod files;
 #[cfg(feature = "http-client")]
 mod http_client;
 #[cfg(feature = "journal")]
+#[cfg_attr(
+    not(feature = "clickhouse"),
+    allow(dead_code, unused_imports, reason = "an upstream's book takes the hold of a folder alone")
+)]
 pub mod journal;
 #[cfg(feature = "kafka")]
 pub mod kafka;

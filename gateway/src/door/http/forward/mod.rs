@@ -5,7 +5,6 @@
 //! own: a caller that goes away cancels nothing half way.
 
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -18,15 +17,15 @@ use dedup_store::{Algorithm, Fingerprint, Hasher, Identity};
 use http::{HeaderMap, HeaderValue, Method, Response, Uri, header, request::Parts};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use parking_lot::Mutex;
 use tokio::{
-    sync::{Semaphore, oneshot, watch},
+    sync::{Semaphore, oneshot},
     time::{Instant, timeout, timeout_at},
 };
 use tracing::{debug, warn};
 
 use self::{
     fields::{Caller, OUTCOME, REPLAYED},
+    live::Live,
     name::{Asked, name},
     rules::{After, Next, after, next},
 };
@@ -50,6 +49,7 @@ use crate::{
 };
 
 mod fields;
+mod live;
 mod name;
 mod rules;
 
@@ -576,36 +576,6 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Keys that are at work in this process.
-#[derive(Default)]
-struct Live(Mutex<HashMap<Fingerprint, watch::Receiver<()>>>);
-
-/// A key at work; when it is dropped, those who wait for it go on.
-struct Guard {
-    live: Arc<Live>,
-    name: Fingerprint,
-    _ended: watch::Sender<()>,
-}
-
-impl Live {
-    /// The key's own turn, or what ends with the turn of who has it.
-    fn enter(live: &Arc<Self>, name: Fingerprint) -> Result<Guard, watch::Receiver<()>> {
-        let mut keys = live.0.lock();
-        if let Some(first) = keys.get(&name) {
-            return Err(first.clone());
-        }
-        let (ended, ending) = watch::channel(());
-        keys.insert(name, ending);
-        Ok(Guard { live: live.clone(), name, _ended: ended })
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.live.0.lock().remove(&self.name);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -627,18 +597,5 @@ mod tests {
         for upwards in ["/v1/pay/../x", "/v1/pay/a/%2e%2E", "/v1/pay/./x"] {
             assert_eq!(target(&uri(upwards)).unwrap_err().kind, Kind::BadRequest, "{upwards}");
         }
-    }
-
-    #[test]
-    fn a_key_has_one_turn_at_a_time() {
-        let live = Arc::<Live>::default();
-        let (one, two) = (Fingerprint([1; 16]), Fingerprint([2; 16]));
-        let first = Live::enter(&live, one).ok().unwrap();
-        let waits = Live::enter(&live, one).err().unwrap();
-        assert!(Live::enter(&live, two).is_ok());
-        assert!(waits.has_changed().is_ok());
-        drop(first);
-        assert!(waits.has_changed().is_err(), "the sender is gone");
-        assert!(Live::enter(&live, one).is_ok() && live.0.lock().is_empty());
     }
 }
