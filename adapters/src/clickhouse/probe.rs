@@ -166,6 +166,17 @@ pub(super) async fn probe(config: &ClickhouseConfig, client: &mut Client) -> Res
             ),
         ));
     }
+    // Asked at each repeat: a user who may only insert would stop at the first.
+    if let Some(column) = layout.batch.as_deref().filter(|_| misfits.is_empty()) {
+        let (database, table, column) = (quoted(database), quoted(table), quoted(column));
+        let asked = format!("SELECT count() FROM {database}.{table} WHERE {column} = 'none'");
+        if let Err(failure) = client.query(&asked, "").await {
+            misfits.push(misfit(
+                format!("the table cannot be asked for the rows of a batch: {}", failure.full()),
+                format!("GRANT SELECT({column}) ON {database}.{table} to the sink's user"),
+            ));
+        }
+    }
     let extra = layout.deleted.iter().chain(&layout.batch);
     let names: Vec<String> =
         layout.columns.iter().map(|column| &column.name).chain(extra).map(|name| quoted(name)).collect();
@@ -279,7 +290,7 @@ fn window(
     }
     if number("fsync_after_insert") == Some(0) && !replicated {
         warn!(
-            "table {}: fsync_after_insert = 0: a power cut of the server can take back rows that it has acknowledged; consider {}",
+            "table {}: fsync_after_insert = 0: a power cut of the server can take back rows that it has acknowledged (with 1 it can still take the token back: use batch_column too); consider {}",
             config.table,
             alter("fsync_after_insert", 1)
         );

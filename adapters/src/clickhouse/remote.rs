@@ -35,8 +35,8 @@ pub(super) struct Table {
     probed: Probed,
     layout: Option<Arc<Layout>>,
     blocks: Option<(String, Instant)>,
-    /// Partitions by the bytes that decide them.
-    partitions: HashMap<Vec<u8>, Arc<str>>,
+    /// Partitions by the bytes that decide them; none if the partition key's expression throws for them.
+    partitions: HashMap<Vec<u8>, Option<Arc<str>>>,
 }
 
 impl Table {
@@ -67,6 +67,7 @@ impl Table {
             values.iter().copied().filter(|value| !self.partitions.contains_key(*value)).collect();
         unknown.sort_unstable();
         unknown.dedup();
+        let mut asked: Vec<&[&[u8]]> = Vec::new();
         let mut rest = &unknown[..];
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -74,44 +75,64 @@ impl Table {
                 bytes += value.len();
                 bytes <= QUESTION
             });
-            let (asked, later) = rest.split_at(count.count().max(1));
+            let (some, later) = rest.split_at(count.count().max(1));
+            asked.push(some);
             rest = later;
-            let escaped: String =
-                asked.iter().flat_map(|value| value.iter()).map(|byte| format!("\\x{byte:02X}")).collect();
-            let sql = format!(
-                "SELECT toString(partitionId({})) FROM format(RowBinary, {}, '{escaped}') FORMAT TSV",
-                partition.expression,
-                literal(&partition.structure)
-            );
-            // One thread and one block keep the order.
-            let settings = parameters([
-                ("max_query_size", "100000000"),
-                ("max_threads", "1"),
-                ("max_block_size", "10000000"),
-                ("input_format_parallel_parsing", "0"),
-            ]);
-            let answer =
-                self.client.query(&sql, &settings).await.map_err(|failure| SinkError::NotApplied {
-                    reason: format!(
-                        "nothing was sent: the partitions of the rows are not known: {}",
-                        failure.plain()
-                    ),
-                    retry: true,
-                })?;
-            let names: Vec<&str> = std::str::from_utf8(&answer.body).unwrap_or_default().lines().collect();
-            if names.len() != asked.len() {
-                let reason = format!(
-                    "nothing was sent: asked for {} partitions, ClickHouse answers with {}",
-                    asked.len(),
-                    names.len()
-                );
-                return Err(SinkError::NotApplied { reason, retry: true });
-            }
-            for (value, name) in asked.iter().zip(names) {
-                self.partitions.insert(value.to_vec(), name.into());
+        }
+        while let Some(values) = asked.pop() {
+            match self.ask_partitions(partition, values).await {
+                Ok(names) => {
+                    for (value, name) in values.iter().zip(names) {
+                        self.partitions.insert(value.to_vec(), Some(name));
+                    }
+                }
+                Err(Failure::Server { code, .. }) if thrown_by_a_value(code) => match *values {
+                    [value] => drop(self.partitions.insert(value.to_vec(), None)),
+                    // One of them, or some: each half is asked by itself.
+                    _ => asked.extend(<[_; 2]>::from(values.split_at(values.len() / 2))),
+                },
+                Err(failure) => {
+                    return Err(SinkError::NotApplied {
+                        reason: format!(
+                            "nothing was sent: the partitions of the rows are not known: {}",
+                            failure.plain()
+                        ),
+                        retry: true,
+                    });
+                }
             }
         }
         Ok(())
+    }
+
+    async fn ask_partitions(
+        &mut self,
+        partition: &Partition,
+        values: &[&[u8]],
+    ) -> Result<Vec<Arc<str>>, Failure> {
+        let escaped: String =
+            values.iter().flat_map(|value| value.iter()).map(|byte| format!("\\x{byte:02X}")).collect();
+        let sql = format!(
+            "SELECT toString(partitionId({})) FROM format(RowBinary, {}, '{escaped}') FORMAT TSV",
+            partition.expression,
+            literal(&partition.structure)
+        );
+        // One thread and one block keep the order.
+        let settings = parameters([
+            ("max_query_size", "100000000"),
+            ("max_threads", "1"),
+            ("max_block_size", "10000000"),
+            ("input_format_parallel_parsing", "0"),
+        ]);
+        let answer = self.client.query(&sql, &settings).await?;
+        let names: Vec<Arc<str>> =
+            std::str::from_utf8(&answer.body).unwrap_or_default().lines().map(Arc::from).collect();
+        if names.len() != values.len() {
+            let what =
+                format!("asked for {} partitions, ClickHouse answers with {}", values.len(), names.len());
+            return Err(Failure::Unclear(what));
+        }
+        Ok(names)
     }
 
     /// Now, not at the start: an error may be that of a view which was made since, with the rows in the table.
@@ -133,6 +154,32 @@ impl Table {
         let text = String::from_utf8_lossy(&answer.body);
         text.trim().parse().map_err(|_| Failure::Unclear("ClickHouse answers with no number".to_owned()))
     }
+}
+
+/// Whether an expression has thrown for what a row holds: CANNOT_PARSE_.., ARGUMENT_OUT_OF_BOUND, DECIMAL_OVERFLOW, ILLEGAL_DIVISION, ..
+fn thrown_by_a_value(code: u32) -> bool {
+    matches!(
+        code,
+        6 | 25
+            | 26
+            | 27
+            | 36
+            | 38
+            | 41
+            | 69
+            | 70
+            | 72
+            | 117
+            | 128
+            | 131
+            | 153
+            | 321
+            | 349
+            | 395
+            | 407
+            | 676
+            | 675
+    )
 }
 
 /// How many blocks have come in between, at most; none if partitions were dropped, as what came into them cannot be told. `each`: each
@@ -233,7 +280,11 @@ impl Remote for Table {
                 let mut parts: Vec<(Arc<str>, Vec<usize>)> = Vec::new();
                 let mut places: HashMap<Arc<str>, usize> = HashMap::new();
                 for (&row, value) in sent.iter().zip(values) {
-                    let name = self.partitions.get(value).ok_or_else(not_ours)?;
+                    let Some(name) = self.partitions.get(value).ok_or_else(not_ours)? else {
+                        let reason = "the table's partition key cannot be computed from it".to_owned();
+                        outcomes[row] = Some(RowOutcome::Refused { reason });
+                        continue;
+                    };
                     let place = *places.entry(name.clone()).or_insert_with(|| {
                         parts.push((name.clone(), Vec::new()));
                         parts.len() - 1

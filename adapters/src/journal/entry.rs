@@ -239,6 +239,24 @@ pub(super) fn open_entry(connection: &Connection, route: &str, shard: &str) -> r
         .optional()
 }
 
+/// Steps whose entry is gone, which a hand that left `foreign_keys` off has taken out: they go too. Answers with their entries.
+pub(super) fn remove_orphans(connection: &Connection, route: &str) -> rusqlite::Result<Vec<i64>> {
+    let mut gone: Vec<i64> = connection
+        .prepare_cached(
+            "DELETE FROM oncegate_journal_steps WHERE route = ?1 AND entry NOT IN (SELECT id FROM oncegate_journal) RETURNING entry",
+        )?
+        .query_map([route], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    gone.sort_unstable();
+    gone.dedup();
+    for entry in &gone {
+        for table in ["parts", "marks", "letters"] {
+            connection.execute(&format!("DELETE FROM oncegate_journal_{table} WHERE entry = ?1"), [entry])?;
+        }
+    }
+    Ok(gone)
+}
+
 /// All open entries of a route, oldest first.
 pub(super) fn of_route(connection: &Connection, route: &str) -> rusqlite::Result<Vec<i64>> {
     connection

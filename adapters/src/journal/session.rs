@@ -443,6 +443,10 @@ impl JournalSession {
         let entries = self
             .job_connected(move |connection, route| {
                 let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
+                let gone = entry::remove_orphans(connection, route).map_err(doing)?;
+                if !gone.is_empty() {
+                    warn!("route {route}: what was left in the journal of entries {gone:?}, which someone has taken out by hand, is removed");
+                }
                 let mut found: Vec<i64> = match &shards {
                     Some(_) => Vec::new(),
                     None => entry::of_route(connection, route).map_err(doing)?,

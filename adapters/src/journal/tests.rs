@@ -442,6 +442,22 @@ async fn p6_another_target_is_refused_and_gets_no_batch_of_the_one_before() {
     assert_eq!((bed.target.sent(), bed.states[0].sequence), (1, 1));
 }
 
+/// As the sqlite3 shell does it, without `foreign_keys`.
+#[tokio::test]
+async fn an_entry_that_was_taken_out_by_hand_stops_nothing() {
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::LostBefore]);
+    unknown(bed.deliver(&["a1"]).await);
+    let book = bed.book();
+    book.execute_batch("PRAGMA foreign_keys = OFF; DELETE FROM oncegate_journal").unwrap();
+    assert_eq!(bed.count("SELECT count(*) FROM oncegate_journal_steps"), 1);
+    bed.restart();
+    bed.acquire(&[SHARD]).await.unwrap();
+    assert_eq!(bed.count("SELECT count(*) FROM oncegate_journal_parts"), 0);
+    bed.deliver(&["a2"]).await.unwrap();
+    assert_eq!((bed.target.rows(), bed.states[0].sequence), (vec!["a2".to_owned()], 1));
+}
+
 #[tokio::test]
 async fn a_verdict_settles_what_nobody_can_know() {
     for (verdict, sequence) in [("in", 1), ("out", 0)] {

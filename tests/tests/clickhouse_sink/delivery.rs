@@ -428,6 +428,35 @@ async fn p15_a_dropped_partition_hides_no_blocks() {
     assert_eq!(rig.server.number(&format!("SELECT count() FROM {} WHERE id = 2", rig.table)).await, 1);
 }
 
+/// P10: a row whose partition cannot be computed is refused by itself.
+#[tokio::test]
+async fn p10_a_row_for_which_the_partition_key_throws_holds_nobody_up() {
+    let mut rig = Rig::new(
+        "(id UInt64, day String) ENGINE = MergeTree PARTITION BY toDate(day) ORDER BY id \
+         SETTINGS non_replicated_deduplication_window = 1000",
+        |_| {},
+    )
+    .await;
+    let day = |n: usize| format!("\"2024-01-{n:02}\"");
+    let mut days: Vec<String> = (1..10).map(day).collect();
+    days[4] = "\"x\"".to_owned();
+    for _ in 0..2 {
+        let rows: Vec<[(&str, &str); 2]> =
+            days.iter().map(|day| [("id", "1"), ("day", day.as_str())]).collect();
+        let fields: Vec<&[(&str, &str)]> = rows.iter().map(|row| &row[..]).collect();
+        let outcomes = rig.deliver(&fields).await.unwrap();
+        for (at, outcome) in outcomes.iter().enumerate() {
+            match outcome {
+                RowOutcome::Refused { reason } => {
+                    assert!(at == 4 && reason.contains("partition key"), "{at}: {reason}")
+                }
+                outcome => assert!(at != 4 && *outcome == RowOutcome::Written, "{at}: {outcome:?}"),
+            }
+        }
+    }
+    assert_eq!(rig.count().await, 16);
+}
+
 /// A 200 without a body is not ClickHouse's unless it names the query.
 #[tokio::test]
 async fn an_answer_that_is_not_clickhouses_settles_nothing() {
