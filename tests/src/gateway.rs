@@ -110,9 +110,14 @@ impl Gateway {
 
     /// Ends it with SIGTERM, as an operator would; panics if it does not drain within 30 s.
     pub async fn terminate(&mut self) -> ExitStatus {
+        self.terminate_within(Duration::from_secs(30)).await
+    }
+
+    /// As [`Gateway::terminate`], where a batch may be on its way to a server that does not answer.
+    pub async fn terminate_within(&mut self, patience: Duration) -> ExitStatus {
         let mut process = self.process.take().expect("the gateway runs");
         process.signal("TERM");
-        eventually("a drain on SIGTERM", Duration::from_secs(30), async || {
+        eventually("a drain on SIGTERM", patience, async || {
             process.exited().ok_or_else(|| format!("still running\n{}", process.log_tail(20)))
         })
         .await

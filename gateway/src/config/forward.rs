@@ -114,10 +114,10 @@ pub(super) fn route(
     }
     let key = naming::key(&section, false, false);
     let digest = naming::digest(&section);
-    let scope_item = section.item("scope");
-    let scope = scope_item.as_ref().map(|item| item.texts()).unwrap_or_default();
+    let tenant_item = section.item("tenant");
+    let tenant = tenant_item.as_ref().map(|item| item.texts()).unwrap_or_default();
     if let (Some(item), Some(name)) =
-        (&scope_item, scope.iter().find(|name| http::HeaderName::from_bytes(name.as_bytes()).is_err()))
+        (&tenant_item, tenant.iter().find(|name| http::HeaderName::from_bytes(name.as_bytes()).is_err()))
     {
         item.fault(format!("{name:?} is no name of a header"), "write it as \"x-account\"");
     }
@@ -146,7 +146,7 @@ pub(super) fn route(
         upstream: upstream.upstream.clone(),
         book: upstream.answers.join(&name),
         max_bytes: upstream.max_bytes,
-        naming: ForwardNaming { key, digest, scope },
+        naming: ForwardNaming { key, digest, tenant },
         rules: AnswerRules { ignore_mismatch, ..upstream.rules.clone() },
         pass_keyless,
         make_key,

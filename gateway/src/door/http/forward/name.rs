@@ -20,18 +20,18 @@ pub struct ForwardNaming {
     /// What must be alike in two copies, beside method and target.
     pub digest: DigestOver,
     /// Headers that are part of every key: whose key it is.
-    pub scope: Vec<String>,
+    pub tenant: Vec<String>,
 }
 
 impl ForwardNaming {
     /// Namings with the same id name every request alike.
     pub(super) fn id(&self) -> u64 {
         let mut meaning = self.key.id().to_be_bytes().to_vec();
-        for name in &self.scope {
+        for name in &self.tenant {
             meaning.extend_from_slice(&(name.len() as u32).to_be_bytes());
             meaning.extend_from_slice(name.to_ascii_lowercase().as_bytes());
         }
-        if self.scope.is_empty() { self.key.id() } else { xxhash_rust::xxh3::xxh3_64(&meaning) }
+        if self.tenant.is_empty() { self.key.id() } else { xxhash_rust::xxh3::xxh3_64(&meaning) }
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) fn name(
     asked: &Asked<'_>,
 ) -> Result<(Fingerprint, Digest), Trouble> {
     let mut key = Vec::new();
-    let tenant = scope(naming, asked.headers)?;
+    let tenant = tenant(naming, asked.headers)?;
     let explicit = explicit(&naming.key, asked.headers)?;
     let by_parts =
         explicit.is_none() && naming.key.parts().iter().any(|part| matches!(part, Part::Pointer(_)));
@@ -93,9 +93,9 @@ pub(super) fn name(
 }
 
 /// Whose key it is.
-fn scope(naming: &ForwardNaming, headers: &HeaderMap) -> Result<String, Trouble> {
+fn tenant(naming: &ForwardNaming, headers: &HeaderMap) -> Result<String, Trouble> {
     let mut tenant = String::new();
-    for name in &naming.scope {
+    for name in &naming.tenant {
         let value = one(headers, name)?.ok_or_else(|| {
             let detail = format!("header {name:?}, which is part of every key, is missing; send it");
             Trouble::new(Kind::KeyMissing, detail)
@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn naming(key: KeySpec) -> ForwardNaming {
-        ForwardNaming { key, digest: DigestOver::Payload, scope: Vec::new() }
+        ForwardNaming { key, digest: DigestOver::Payload, tenant: Vec::new() }
     }
 
     fn named(
@@ -302,15 +302,15 @@ mod tests {
     }
 
     #[test]
-    fn n16_a_scope_keeps_the_keys_of_two_callers_apart() {
-        let scoped =
-            ForwardNaming { scope: vec!["Authorization".into()], ..naming(KeySpec::idempotency_key()) };
+    fn n16_a_tenant_keeps_the_keys_of_two_callers_apart() {
+        let with_tenant =
+            ForwardNaming { tenant: vec!["Authorization".into()], ..naming(KeySpec::idempotency_key()) };
         let key = |who: &str| {
-            named(&scoped, "/", &[("idempotency-key", "k"), ("authorization", who)], "").unwrap().0
+            named(&with_tenant, "/", &[("idempotency-key", "k"), ("authorization", who)], "").unwrap().0
         };
         assert_ne!(key("a"), key("b"));
         assert_eq!(key("a"), key("a"));
-        assert_eq!(named(&scoped, "/", &[("idempotency-key", "k")], ""), Err(Kind::KeyMissing));
-        assert_ne!(scoped.id(), naming(KeySpec::idempotency_key()).id());
+        assert_eq!(named(&with_tenant, "/", &[("idempotency-key", "k")], ""), Err(Kind::KeyMissing));
+        assert_ne!(with_tenant.id(), naming(KeySpec::idempotency_key()).id());
     }
 }
