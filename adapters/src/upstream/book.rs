@@ -323,7 +323,8 @@ fn begin(tx: &Transaction<'_>, key: &Begin, size: &mut u64, max_bytes: u64) -> r
         Some(_) => remove(tx, &key.name, size)?,
         None => {}
     }
-    if size.saturating_add(KEY_BYTES) > max_bytes {
+    let bytes = KEY_BYTES + key.sent_key.len() as u64;
+    if size.saturating_add(bytes) > max_bytes {
         return Ok(Found::Full);
     }
     tx.prepare_cached(
@@ -334,9 +335,9 @@ fn begin(tx: &Transaction<'_>, key: &Begin, size: &mut u64, max_bytes: u64) -> r
         key.digest.cast_signed(),
         key.until_ms,
         &key.sent_key[..],
-        KEY_BYTES as i64
+        bytes.cast_signed()
     ])?;
-    *size += KEY_BYTES;
+    *size += bytes;
     Ok(Found::New)
 }
 
@@ -344,7 +345,8 @@ fn settle(tx: &Transaction<'_>, key: &Begin, kept: &Kept, size: &mut u64) -> rus
     // It may have expired while it was on its way: it is known again.
     remove(tx, &key.name, size)?;
     let head = pack(&kept.head);
-    let bytes = KEY_BYTES + (head.len() + kept.body.as_ref().map_or(0, Bytes::len)) as u64;
+    let body = kept.body.as_ref().map_or(0, Bytes::len);
+    let bytes = KEY_BYTES + (key.sent_key.len() + head.len() + body) as u64;
     tx.prepare_cached(
         "INSERT INTO oncegate_answers (name, digest, until_ms, sent_key, status, head, bytes, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
     )?

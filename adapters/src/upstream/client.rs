@@ -129,6 +129,10 @@ impl Upstream {
         let not_sent = |fault: &dyn std::fmt::Display| Sent::NotSent(fault.to_string());
         let host = HeaderValue::from_str(&self.place.authority).map_err(|fault| not_sent(&fault))?;
         headers.insert(header::HOST, host);
+        if !method.is_safe() {
+            // An empty body would bear no length otherwise, and some services want one.
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        }
         let mut request = Request::builder().method(method).uri(format!("{}{target}", self.place.path));
         if let Some(theirs) = request.headers_mut() {
             *theirs = headers;

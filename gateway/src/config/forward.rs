@@ -134,6 +134,14 @@ pub(super) fn route(
             "widen it, or lower the sink's request_timeout or attempts",
         );
     }
+    if let (Some(upstream), crate::naming::DigestOver::Pointers(_)) = (upstream, &digest)
+        && upstream.rules.on_unknown == OnUnknown::Retry
+    {
+        section.fault(
+            "names members in `digest`, and its sink sends again what is unknown: a copy with another body would go out under the first one's key",
+            "leave `digest` out, or set on_unknown = \"stop\"",
+        );
+    }
     let wait = section.duration("wait", ms(0)..=secs(300), secs(5));
     let limits = route::http(&section, key.as_ref(), server.map(|server| server.bodies));
     section.item("sink");

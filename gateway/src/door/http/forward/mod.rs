@@ -119,15 +119,20 @@ pub(super) fn route_of(uri: &Uri) -> Option<&str> {
     uri.path().strip_prefix("/v1/")?.split('/').next()
 }
 
+/// Whether a service that decodes before it looks at segments, or cuts parameters off them, could be led out of its path.
+fn leads_upwards(path: &str) -> bool {
+    let mut plain = path.to_ascii_lowercase();
+    for (code, character) in [("%2e", "."), ("%2f", "/"), ("%5c", "\\"), ("%3b", ";")] {
+        plain = plain.replace(code, character);
+    }
+    plain.split(['/', '\\']).any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
+}
+
 /// Path and query behind the route, for the service. Segments that lead upwards are refused: they could leave the service's own path.
 fn target(uri: &Uri) -> Result<String, Trouble> {
     let rest = uri.path().strip_prefix("/v1/").unwrap_or_default();
     let path = rest.find('/').map_or("/", |at| &rest[at..]);
-    let upwards = |segment: &str| {
-        let plain = segment.to_ascii_lowercase().replace("%2e", ".");
-        plain == "." || plain == ".."
-    };
-    if path.split('/').any(upwards) {
+    if leads_upwards(path) {
         return Err(Trouble::new(
             Kind::BadRequest,
             "the path has a segment `.` or `..`; send the path that it means",
@@ -594,7 +599,8 @@ mod tests {
             assert_eq!(target(&uri(path)).unwrap(), rest, "{path}");
         }
         assert_eq!(route_of(&uri("/v2/pay")), None);
-        for upwards in ["/v1/pay/../x", "/v1/pay/a/%2e%2E", "/v1/pay/./x"] {
+        let coded = ["/v1/pay/..%2fadmin", "/v1/pay/..%5Cadmin", "/v1/pay/..;a=b/x", "/v1/pay/.%2e%3b/x"];
+        for upwards in ["/v1/pay/../x", "/v1/pay/a/%2e%2E", "/v1/pay/./x"].into_iter().chain(coded) {
             assert_eq!(target(&uri(upwards)).unwrap_err().kind, Kind::BadRequest, "{upwards}");
         }
     }

@@ -27,11 +27,17 @@ impl ForwardNaming {
     /// Namings with the same id name every request alike.
     pub(super) fn id(&self) -> u64 {
         let mut meaning = self.key.id().to_be_bytes().to_vec();
-        for name in &self.tenant {
-            meaning.extend_from_slice(&(name.len() as u32).to_be_bytes());
-            meaning.extend_from_slice(name.to_ascii_lowercase().as_bytes());
+        let mut add = |text: &str| {
+            meaning.extend_from_slice(&(text.len() as u32).to_be_bytes());
+            meaning.extend_from_slice(text.as_bytes());
+        };
+        self.tenant.iter().for_each(|name| add(&name.to_ascii_lowercase()));
+        if let DigestOver::Pointers(pointers) = &self.digest {
+            // A copy would be told from its first by other members, and pass for another request.
+            add("digest");
+            pointers.iter().for_each(|pointer| add(&pointer.to_string()));
         }
-        if self.tenant.is_empty() { self.key.id() } else { xxhash_rust::xxh3::xxh3_64(&meaning) }
+        if meaning.len() == 8 { self.key.id() } else { xxhash_rust::xxh3::xxh3_64(&meaning) }
     }
 }
 
@@ -98,7 +104,8 @@ fn tenant(naming: &ForwardNaming, headers: &HeaderMap) -> Result<String, Trouble
     for name in &naming.tenant {
         let value = one(headers, name)?.ok_or_else(|| {
             let detail = format!("header {name:?}, which is part of every key, is missing; send it");
-            Trouble::new(Kind::KeyMissing, detail)
+            // Not a missing key, which may be let through (`keyless = "pass"`).
+            Trouble::new(Kind::KeyInvalid, detail)
         })?;
         // In hexadecimal digits any bytes are text, and a length tells where they end.
         let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -310,7 +317,10 @@ mod tests {
         };
         assert_ne!(key("a"), key("b"));
         assert_eq!(key("a"), key("a"));
-        assert_eq!(named(&with_tenant, "/", &[("idempotency-key", "k")], ""), Err(Kind::KeyMissing));
+        assert_eq!(named(&with_tenant, "/", &[("idempotency-key", "k")], ""), Err(Kind::KeyInvalid));
         assert_ne!(with_tenant.id(), naming(KeySpec::idempotency_key()).id());
+        let digest = DigestOver::Pointers(vec![Pointer::parse("/amount").unwrap()]);
+        let by_member = ForwardNaming { digest, ..naming(KeySpec::idempotency_key()) };
+        assert_ne!(by_member.id(), naming(KeySpec::idempotency_key()).id());
     }
 }

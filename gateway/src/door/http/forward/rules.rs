@@ -73,6 +73,8 @@ impl AnswerRules {
                 ServerErrors::Final => Class::Final,
                 ServerErrors::Retry => Class::NotApplied,
             },
+            // It says nothing of the earlier attempt: a service may refuse before it looks for the key.
+            400..=499 if open => Class::NotApplied,
             _ => Class::Final,
         }
     }
@@ -178,10 +180,10 @@ mod tests {
             (200, "keep", "keep"),
             (204, "keep", "keep"),
             (307, "keep", "keep"),
-            (400, "keep", "keep"),
-            (404, "keep", "keep"),
+            (400, "keep", "pass"),
+            (404, "keep", "pass"),
             (409, "keep", "unknown"),
-            (422, "keep", "keep"),
+            (422, "keep", "pass"),
             (401, "free", "pass"),
             (425, "free", "pass"),
             (429, "free", "pass"),
