@@ -156,6 +156,13 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
         vec![format!("server.{what} = {address}: {fault}; free the port or change the address")]
     };
     let mut listeners = tokio::task::JoinSet::new();
+    // Before the admin listener, which says ready: a route to an HTTP service has nothing else to wait for.
+    if let Some(address) = config.server.listen {
+        let http = config.server.http.clone();
+        let http = HttpDoor::bind(address, http, doors.iter().cloned(), metrics.clone(), draining.clone());
+        let http = http.map_err(|fault| bound("listen", address, fault))?;
+        listeners.spawn(http.with_forwards(forwards.iter().cloned()).serve(seen(stopped)));
+    }
     let admin = match config.server.admin_listen {
         Some(address) => {
             let admin = Admin::bind(address, metrics.clone(), draining.clone());
@@ -173,12 +180,6 @@ async fn try_serve(config: Config) -> Result<(), Vec<String>> {
         }
         None => None,
     };
-    if let Some(address) = config.server.listen {
-        let http = config.server.http.clone();
-        let http = HttpDoor::bind(address, http, doors.iter().cloned(), metrics.clone(), draining.clone());
-        let http = http.map_err(|fault| bound("listen", address, fault))?;
-        listeners.spawn(http.with_forwards(forwards.iter().cloned()).serve(seen(stopped)));
-    }
     info!(listen = ?config.server.listen, admin_listen = ?config.server.admin_listen, instance = owner, "serving");
 
     let mut starting = tokio::task::JoinSet::new();
