@@ -139,19 +139,19 @@ async fn p13_a_second_process_with_the_same_name_fences_the_first() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p13_an_instance_that_must_have_all_partitions_reads_nothing_while_another_has_some() {
     let kafka = Kafka::shared();
-    kafka.topic("whole", 4).await;
-    kafka.produce("whole", numbers(4, 0..1_000));
+    kafka.topic("all-or-none", 4).await;
+    kafka.produce("all-or-none", numbers(4, 0..1_000));
     let sink = Shared::default();
     let options = || RelayOptions { scope: Scope::Route, ..RelayOptions::default() };
-    let first = instance(&sink, 2, config(kafka, "whole"), options());
+    let first = instance(&sink, 2, config(kafka, "all-or-none"), options());
     kept(&sink, 1_000).await;
     assert_eq!(first.relay.status().not_ready(), None);
-    let second = instance(&sink, 2, config(kafka, "whole"), options());
+    let second = instance(&sink, 2, config(kafka, "all-or-none"), options());
     for relay in [&first.relay, &second.relay] {
         let why = reason(relay, "2 of 4 partitions").await;
         assert!(why.contains("scope"), "{why}");
     }
-    kafka.produce("whole", numbers(4, 1_000..2_000));
+    kafka.produce("all-or-none", numbers(4, 1_000..2_000));
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(sink.lock().unwrap().shards.values().map(|shard| shard.2.len()).sum::<usize>(), 1_000);
     first.relay.stop().await;
