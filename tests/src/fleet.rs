@@ -125,7 +125,7 @@ impl<'a> Fleet<'a> {
             }
             Fault::Leave => {
                 let Some(member) = self.pick(random) else { return };
-                let ended = self.members[member].0.terminate_within(Duration::from_secs(90)).await;
+                let ended = self.members[member].0.terminate_within(Duration::from_secs(240)).await;
                 assert!(ended.success(), "{}", self.members[member].0.log_tail(20));
                 self.members[member].1 = Is::Away;
                 if (0..self.members.len()).filter(|at| self.members[*at].1 != Is::Away).count() < 3 {

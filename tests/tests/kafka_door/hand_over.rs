@@ -145,7 +145,7 @@ async fn p13_an_instance_that_must_have_all_partitions_reads_nothing_while_anoth
     let options = || RelayOptions { scope: Scope::Route, ..RelayOptions::default() };
     let first = instance(&sink, 2, config(kafka, "all-or-none"), options());
     kept(&sink, 1_000).await;
-    assert_eq!(first.relay.status().not_ready(), None);
+    eventually("ready", PATIENCE, async || first.relay.status().not_ready().map_or(Ok(()), Err)).await;
     let second = instance(&sink, 2, config(kafka, "all-or-none"), options());
     for relay in [&first.relay, &second.relay] {
         let why = reason(relay, "2 of 4 partitions").await;
@@ -156,6 +156,6 @@ async fn p13_an_instance_that_must_have_all_partitions_reads_nothing_while_anoth
     assert_eq!(sink.lock().unwrap().shards.values().map(|shard| shard.2.len()).sum::<usize>(), 1_000);
     first.relay.stop().await;
     assert_whole(&kept(&sink, 2_000).await, 0..2_000);
-    assert_eq!(second.relay.status().not_ready(), None);
+    eventually("ready", PATIENCE, async || second.relay.status().not_ready().map_or(Ok(()), Err)).await;
     second.relay.stop().await;
 }
