@@ -350,7 +350,7 @@ fn transact(
     }
     writer.delivered()?;
     if let Some((list, metadata)) = offsets {
-        writer.offsets(list, &metadata.0)?;
+        writer.offsets(list, metadata)?;
     }
     writer.commit()
 }

@@ -1,14 +1,13 @@
 //! The producers: one for batches, in transactions, and one for lines that need none. Blocks: lives on the session's thread.
 
 use std::{
-    sync::Mutex,
+    sync::{Arc, Mutex, mpsc},
     time::{Duration, Instant},
 };
 
 use rdkafka::{
     ClientContext, Message, TopicPartitionList,
     config::{FromClientConfigAndContext, RDKafkaLogLevel},
-    consumer::ConsumerGroupMetadata,
     error::{KafkaError, RDKafkaError, RDKafkaErrorCode},
     message::{DeliveryResult, Header, OwnedHeaders},
     producer::{BaseProducer, BaseRecord, Producer, ProducerContext},
@@ -16,12 +15,11 @@ use rdkafka::{
 
 use super::{
     KafkaSinkConfig,
-    config::ANSWER,
-    config::Limits,
+    config::{ANSWER, Limits},
     encode::Sent,
     line::{Kind, Line, PART_BYTES},
 };
-use crate::sink::Pulse;
+use crate::{kafka::Metadata, sink::Pulse};
 
 /// One look at what was delivered.
 const POLL: Duration = Duration::from_millis(1);
@@ -90,7 +88,7 @@ pub(super) enum Broken {
 
 /// The producer of one session's batches.
 pub(super) struct Writer {
-    producer: BaseProducer<Reports>,
+    producer: Arc<BaseProducer<Reports>>,
     timeout: Duration,
     /// Ends with the producer.
     pub(super) pulse: Pulse,
@@ -169,6 +167,7 @@ impl Writer {
                 }
             }
         }
+        let producer = Arc::new(producer);
         Ok(Self { producer, timeout: config.transaction_timeout, pulse: Pulse::begin() })
     }
 
@@ -294,16 +293,10 @@ impl Writer {
     }
 
     /// The source's offsets, in the open transaction, under the group's generation (P13, P14).
-    pub(super) fn offsets(
-        &self,
-        list: &TopicPartitionList,
-        metadata: &ConsumerGroupMetadata,
-    ) -> Result<(), Broken> {
+    pub(super) fn offsets(&self, list: &TopicPartitionList, metadata: &Arc<Metadata>) -> Result<(), Broken> {
         let until = Instant::now() + self.timeout;
         loop {
-            let Err(error) = self.producer.send_offsets_to_transaction(list, metadata, self.timeout) else {
-                return Ok(());
-            };
+            let Err(error) = self.send_offsets(list, metadata)? else { return Ok(()) };
             let again = transactional(&error).is_some_and(RDKafkaError::is_retriable);
             if again && Instant::now() < until {
                 continue;
@@ -316,6 +309,28 @@ impl Writer {
                 self.broken("offsets of the consumer group", &error)
             });
         }
+    }
+
+    /// On a thread of its own: when the group's coordinator moves to another broker just then, the client library may never come back
+    /// from this call, whatever its time-out. The producer is left behind with it: nothing was committed, and the transactional id is
+    /// taken anew.
+    fn send_offsets(
+        &self,
+        list: &TopicPartitionList,
+        metadata: &Arc<Metadata>,
+    ) -> Result<Result<(), KafkaError>, Broken> {
+        let (producer, list, metadata, timeout) =
+            (self.producer.clone(), list.clone(), metadata.clone(), self.timeout);
+        let (says, heard) = mpsc::channel();
+        let call = move || drop(says.send(producer.send_offsets_to_transaction(&list, &metadata.0, timeout)));
+        let thread = std::thread::Builder::new().name("kafka offsets".to_owned()).spawn(call);
+        if let Err(fault) = thread {
+            return Err(self.abort(Broken::Aborted(format!("no thread for a call to the brokers: {fault}"))));
+        }
+        heard.recv_timeout(timeout + Duration::from_secs(5)).map_err(|_| Broken::Dead {
+            reason: "the brokers do not take the offsets of the consumer group".to_owned(),
+            fenced: false,
+        })
     }
 
     /// Commits. All records must have been delivered.
