@@ -91,6 +91,37 @@ pub trait Encode: Send + Sync + fmt::Debug {
     }
 }
 
+/// What each [`Encode::encode`] promises whatever its table: as many values as columns, and on an error both buffers as they were.
+pub(crate) fn encode_whole_row(
+    columns: &[Column],
+    values: &[Value<'_>],
+    row: &mut Vec<u8>,
+    row_key: &mut Vec<u8>,
+    encode: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>) -> Result<(), BadValue>,
+) -> Result<(), BadValue> {
+    if values.len() != columns.len() {
+        return Err(BadValue {
+            column: String::new(),
+            column_type: String::new(),
+            reason: format!("{} values for {} columns", values.len(), columns.len()),
+        });
+    }
+    let (row_length, key_length) = (row.len(), row_key.len());
+    let result = encode(row, row_key);
+    if result.is_err() {
+        row.truncate(row_length);
+        row_key.truncate(key_length);
+    }
+    result
+}
+
+impl Column {
+    /// Why a value does not fit here.
+    pub(crate) fn bad(&self, reason: impl Into<String>) -> BadValue {
+        BadValue { column: self.name.clone(), column_type: self.type_name.clone(), reason: reason.into() }
+    }
+}
+
 /// What a record brought along beside its payload.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Original<'a> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{layout::Layout, types::Kind, values};
 use crate::{
     decode,
-    sink::{Column, Encode, RowKind},
+    sink::{Column, Encode, RowKind, encode_whole_row},
     value::{BadValue, Value},
 };
 
@@ -24,8 +24,7 @@ impl Encoder {
     }
 
     fn bad(&self, index: usize, reason: impl Into<String>) -> BadValue {
-        let column = &self.layout.columns[index];
-        BadValue { column: column.name.clone(), column_type: column.type_name.clone(), reason: reason.into() }
+        self.layout.columns[index].bad(reason)
     }
 
     fn try_encode(
@@ -159,19 +158,8 @@ impl Encode for Encoder {
         row: &mut Vec<u8>,
         row_key: &mut Vec<u8>,
     ) -> Result<(), BadValue> {
-        if values.len() != self.layout.columns.len() {
-            return Err(BadValue {
-                column: String::new(),
-                column_type: String::new(),
-                reason: format!("{} values for {} columns", values.len(), self.layout.columns.len()),
-            });
-        }
-        let (row_length, key_length) = (row.len(), row_key.len());
-        let result = self.try_encode(kind, values, row, row_key);
-        if result.is_err() {
-            row.truncate(row_length);
-            row_key.truncate(key_length);
-        }
-        result
+        let try_encode =
+            |row: &mut Vec<u8>, row_key: &mut Vec<u8>| self.try_encode(kind, values, row, row_key);
+        encode_whole_row(self.columns(), values, row, row_key, try_encode)
     }
 }

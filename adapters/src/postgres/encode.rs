@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     decode::{self, Fault},
-    sink::{Column, Encode, RowKind},
+    sink::{Column, Encode, RowKind, encode_whole_row},
     value::{BadValue, Value},
 };
 
@@ -91,12 +91,7 @@ impl Encoder {
     }
 
     fn bad(&self, index: usize, fault: Fault) -> BadValue {
-        let column = &self.columns[index];
-        BadValue {
-            column: column.name.clone(),
-            column_type: column.type_name.clone(),
-            reason: fault.into_owned(),
-        }
+        self.columns[index].bad(fault)
     }
 
     fn write(&self, values: &[Value<'_>], row: &mut Vec<u8>, row_key: &mut Vec<u8>) -> Result<(), BadValue> {
@@ -253,23 +248,10 @@ impl Encode for Encoder {
         row: &mut Vec<u8>,
         row_key: &mut Vec<u8>,
     ) -> Result<(), BadValue> {
-        if values.len() != self.columns.len() {
-            return Err(BadValue {
-                column: String::new(),
-                column_type: String::new(),
-                reason: format!("{} values for {} columns", values.len(), self.columns.len()),
-            });
-        }
-        let (row_start, key_start) = (row.len(), row_key.len());
-        let done = match kind {
+        encode_whole_row(&self.columns, values, row, row_key, |row, row_key| match kind {
             RowKind::Write => self.write(values, row, row_key),
             RowKind::Delete => self.delete(values, row, row_key),
-        };
-        if done.is_err() {
-            row.truncate(row_start);
-            row_key.truncate(key_start);
-        }
-        done
+        })
     }
 }
 
