@@ -261,9 +261,29 @@ impl Remote for Table {
                 shape: 0,
             })
             .collect();
-        let plan = Plan::new(self.config.mode, &copies);
         let mut outcomes = vec![None; rows.len()];
-        let mut sent: Vec<usize> = Vec::with_capacity(rows.len());
+        let partitions = match &layout.partition {
+            None => vec![None; rows.len()],
+            Some(partition) => {
+                let values: Vec<&[u8]> = rows.iter().map(|taken| taken.partition).collect();
+                self.learn(partition, &values).await?;
+                let known =
+                    values.iter().map(|value| self.partitions.get(*value).cloned().ok_or_else(not_ours));
+                known.collect::<Result<_, _>>()?
+            }
+        };
+        // A row that is refused stands in no other's way.
+        let mut fit: Vec<usize> = Vec::with_capacity(rows.len());
+        for (row, partition) in partitions.iter().enumerate() {
+            if layout.partition.is_some() && partition.is_none() {
+                let reason = "the table's partition key cannot be computed from it".to_owned();
+                outcomes[row] = Some(RowOutcome::Refused { reason });
+            } else {
+                fit.push(row);
+            }
+        }
+        let plan = Plan::among(self.config.mode, &copies, &fit);
+        let mut sent: Vec<usize> = Vec::with_capacity(fit.len());
         for op in plan.ops() {
             plan.assign(op, &copies, &RowOutcome::Written, &mut outcomes);
             sent.push(op.row);
@@ -271,29 +291,15 @@ impl Remote for Table {
         if self.config.mode == Mode::Insert {
             sent.sort_unstable();
         }
-        let parts = match &layout.partition {
-            None if sent.is_empty() => Vec::new(),
-            None => vec![sent],
-            Some(partition) => {
-                let values: Vec<&[u8]> = sent.iter().map(|&row| rows[row].partition).collect();
-                self.learn(partition, &values).await?;
-                let mut parts: Vec<(Arc<str>, Vec<usize>)> = Vec::new();
-                let mut places: HashMap<Arc<str>, usize> = HashMap::new();
-                for (&row, value) in sent.iter().zip(values) {
-                    let Some(name) = self.partitions.get(value).ok_or_else(not_ours)? else {
-                        let reason = "the table's partition key cannot be computed from it".to_owned();
-                        outcomes[row] = Some(RowOutcome::Refused { reason });
-                        continue;
-                    };
-                    let place = *places.entry(name.clone()).or_insert_with(|| {
-                        parts.push((name.clone(), Vec::new()));
-                        parts.len() - 1
-                    });
-                    parts[place].1.push(row);
-                }
-                parts.into_iter().map(|(_, rows)| rows).collect()
-            }
-        };
+        let mut parts: Vec<Vec<usize>> = Vec::new();
+        let mut places: HashMap<Option<&str>, usize> = HashMap::new();
+        for row in sent {
+            let place = *places.entry(partitions[row].as_deref()).or_insert_with(|| {
+                parts.push(Vec::new());
+                parts.len() - 1
+            });
+            parts[place].push(row);
+        }
         let outcomes = outcomes.into_iter().map(|outcome| outcome.unwrap_or(RowOutcome::Stale)).collect();
         Ok(Cut { outcomes, parts })
     }
