@@ -49,9 +49,7 @@ impl Spans {
     pub(crate) fn admit_ms(&self, floor_ms: i64) -> i64 {
         if floor_ms == i64::MIN { floor_ms } else { floor_ms.saturating_add(self.window_ms) }
     }
-}
 
-impl Spans {
     /// No more than this passes in one step, see [`Steps`]: what was not idle a moment ago is not idle after one step.
     fn longest_step_ms(&self) -> i64 {
         (self.idle_after_ms / 2).min(LONGEST_STEP_MS)

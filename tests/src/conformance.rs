@@ -61,32 +61,12 @@ macro_rules! keyed_conformance_cases {
             rows::what_cannot_be_kept_is_a_bad_value,
             rows::p10_dead_letters_come_with_their_batch,
             rows::a_refused_row_can_abort_its_batch,
-            ownership::p3_acquire_raises_the_epoch_and_tells_all,
-            ownership::p3_a_live_owner_is_not_disturbed,
-            ownership::p3_all_shards_of_a_route_are_found,
-            ownership::p1_the_first_writer_names_the_route,
-            ownership::p4_the_fence_moves_only_one_step,
-            ownership::p4_the_fence_holds_an_older_epoch_back,
-            ownership::p4_of_two_racing_sessions_one_wins,
-            ownership::p4_a_take_over_races_a_batch,
-            ownership::p13_several_shards_move_together_or_not_at_all,
-            ownership::p5_an_applied_batch_is_found,
-            ownership::p5_a_batch_proven_absent_cannot_come,
-            ownership::p5_resolving_takes_no_shard_back,
-            ownership::p6_nothing_reconnects_but_acquire,
-            ownership::a_heartbeat_shows_a_lost_shard,
-            marks::empty_batches_move_positions,
             marks::marks_say_what_became_of_each_row,
-            marks::marks_come_in_order_and_in_pages,
-            marks::p11_expiry_raises_the_floor_in_its_own_transaction,
-            marks::p11_expiry_is_fenced,
-            ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds,
-            ownership::p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds,
-            marks::p11_forgetting_all_takes_marks_and_floors_and_leaves_positions,
             model::insert_agrees_with_the_model,
             model::upsert_agrees_with_the_model,
             model::upsert_if_newer_agrees_with_the_model,
         }
+        $crate::book_conformance_cases!($each, $target);
     };
 }
 
@@ -98,28 +78,8 @@ macro_rules! appending_conformance_cases {
         $each! {
             $target;
             rows::a_refused_row_can_abort_its_batch,
-            ownership::p3_acquire_raises_the_epoch_and_tells_all,
-            ownership::p3_a_live_owner_is_not_disturbed,
-            ownership::p3_all_shards_of_a_route_are_found,
-            ownership::p1_the_first_writer_names_the_route,
-            ownership::p4_the_fence_moves_only_one_step,
-            ownership::p4_the_fence_holds_an_older_epoch_back,
-            ownership::p4_of_two_racing_sessions_one_wins,
-            ownership::p4_a_take_over_races_a_batch,
-            ownership::p13_several_shards_move_together_or_not_at_all,
-            ownership::p3_the_shard_row_keeps_its_source_also_in_tables_of_earlier_builds,
-            ownership::p13_the_shard_row_keeps_the_partition_count_also_in_tables_of_earlier_builds,
-            ownership::p5_an_applied_batch_is_found,
-            ownership::p5_a_batch_proven_absent_cannot_come,
-            ownership::p5_resolving_takes_no_shard_back,
-            ownership::p6_nothing_reconnects_but_acquire,
-            ownership::a_heartbeat_shows_a_lost_shard,
-            marks::empty_batches_move_positions,
-            marks::marks_come_in_order_and_in_pages,
-            marks::p11_expiry_raises_the_floor_in_its_own_transaction,
-            marks::p11_expiry_is_fenced,
-            marks::p11_forgetting_all_takes_marks_and_floors_and_leaves_positions,
         }
+        $crate::book_conformance_cases!($each, $target);
     };
 }
 

@@ -1,6 +1,7 @@
 //! What the live tests share: real servers, the real gateway as a child process, a proxy that cuts and holds, workloads
 //! with a model of the table that they must end in.
 
+pub mod callers;
 pub mod child;
 pub mod conformance;
 pub mod fleet;

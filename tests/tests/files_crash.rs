@@ -9,21 +9,18 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use oncegate_tests::{
+    callers::Callers,
     conformance::folders::{book, finished_lines},
     gateway::Gateway,
-    http_client::HttpClient,
     servers::{Kafka, Produced},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 const KILLS: usize = 24;
-const CLIENTS: usize = 6;
-/// One client sends arrays of so many records.
-const ARRAY: usize = 20;
 /// One record in so many is a copy of an earlier one, or bad.
 const COPY_EVERY: usize = 5;
 const BAD_EVERY: usize = 500;
@@ -106,60 +103,21 @@ fn payload(n: usize) -> String {
     format!("{{\"id\":\"k{n:07}\", \"amount\":{n}.50, \"note\":\"\\u00e9 é\"}}")
 }
 
-/// Sends until each record is written or a duplicate.
-async fn send(client: &mut HttpClient, payloads: &[String], deadline: Instant) {
-    let body = match payloads {
-        [one] => one.clone(),
-        several => format!("[{}]", several.join(",")),
-    };
-    loop {
-        let done = client.post_until_acknowledged("/v1/events", &[], body.clone(), deadline).await;
-        match done.response.status {
-            200 | 201 => return,
-            207 => tokio::time::sleep(Duration::from_millis(50)).await,
-            status => panic!("{status}: {}", done.response.text()),
-        }
-        assert!(Instant::now() < deadline, "{}", done.response.text());
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn every_acknowledged_record_is_in_one_file_once_through_forty_kills() {
+async fn every_acknowledged_record_is_in_one_file_once_through_kills() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let reader = Reader::start(folder.path().join("out"));
     let route = "[routes.events]\nsink = \"out\"\nkey = \"/id\"\nlanes = { http = 2 }\n";
     let mut gateway = Gateway::new(&(sink("out", &reader.folder) + route));
     gateway.start().await;
 
-    let (next, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let deadline = Instant::now() + Duration::from_secs(300);
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|number| {
-            let (next, over, mut client) = (next.clone(), over.clone(), HttpClient::new(gateway.listen()));
-            let take = if number == 0 { ARRAY } else { 1 };
-            tokio::spawn(async move {
-                let mut random = StdRng::seed_from_u64(number as u64);
-                let mut sent = BTreeMap::new();
-                while !over.load(Ordering::Relaxed) {
-                    let from = next.fetch_add(take, Ordering::Relaxed);
-                    let copy = from > ARRAY && random.random_range(0..COPY_EVERY) == 0;
-                    let from = if copy { random.random_range(0..from - ARRAY) } else { from };
-                    let payloads: Vec<String> = (from..from + take).map(payload).collect();
-                    send(&mut client, &payloads, deadline).await;
-                    sent.extend((from..).zip(payloads).map(|(n, payload)| (format!("k{n:07}"), payload)));
-                }
-                sent
-            })
-        })
-        .collect();
+    let callers = Callers::start(gateway.listen(), "/v1/events", payload);
     let mut random = StdRng::seed_from_u64(11);
     gateway.goes_through(KILLS, 50..600, &mut random).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    over.store(true, Ordering::Relaxed);
-    let mut model = BTreeMap::new();
-    for client in clients {
-        model.extend(client.await.expect("no client gave up"));
-    }
+    let acknowledged = callers.end().await;
+    let model: BTreeMap<String, String> =
+        acknowledged.into_iter().map(|n| (format!("k{n:07}"), payload(n))).collect();
     println!("{KILLS} kills, {} keys acknowledged", model.len());
     assert!(model.len() > 1000, "only {} keys", model.len());
     reader.equals(&model).await;
