@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{kafka::Metadata, sink::Pulse};
 
-/// One look at what was delivered.
-const POLL: Duration = Duration::from_millis(1);
+/// Between two looks at what was delivered.
+const LOOK_AGAIN: Duration = Duration::from_micros(250);
 /// How long a broker may take to say that an earlier transaction of the id is over.
 const INIT: Duration = Duration::from_secs(20);
 /// A record that has no index of its own among those of a batch.
@@ -203,7 +203,7 @@ impl Writer {
                 Ok(()) => return Ok(()),
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), again)) => {
                     record = again;
-                    self.producer.poll(POLL);
+                    rest(&self.producer);
                 }
                 Err((error, record)) => {
                     let index = record.delivery_opaque;
@@ -397,7 +397,16 @@ impl Broken {
 /// Until nothing is on its way: `flush` would look every 100 ms only. It ends, for each record has a time-out.
 fn wait(producer: &BaseProducer<Reports>) {
     while producer.in_flight_count() > 0 {
-        producer.poll(POLL);
+        rest(producer);
+    }
+}
+
+/// Hears what is there, and sleeps: a `poll` that is given so short a time keeps the processor busy for all of it, and the broker may
+/// need that.
+fn rest(producer: &BaseProducer<Reports>) {
+    producer.poll(Duration::ZERO);
+    if producer.in_flight_count() > 0 {
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 
