@@ -127,6 +127,29 @@ fetch_clickhouse() {
         mv "$clickhouse_engine.part" "$clickhouse_engine"
 }
 
+# Two test binaries at a time, for most of their time is waiting; in each, one test at a time, for its tests share servers. The longest
+# come first. What one prints is shown when it has ended.
+live_tests() {
+    local first=(kafka_sink kafka_door http_to_kafka relay_crash sink_conformance kafka_to_kafka two_owners) names output
+    mapfile -t names < <(
+        printf '%s\n' "${first[@]}"
+        find tests/tests -mindepth 1 -maxdepth 1 -printf '%f\n' | sed 's/\.rs$//' | sort | grep -vxF -f <(printf '%s\n' "${first[@]}")
+    )
+    cargo test -p oncegate-tests --lib --tests --no-run || return 1
+    output=$(mktemp -d)
+    export output
+    printf '%s\n' "${names[@]}" | xargs -P 2 -I NAME bash -c '
+        start=$SECONDS result=ok
+        RUST_TEST_THREADS=1 cargo test -q -p oncegate-tests --test NAME >"$output/NAME" 2>&1 || result=FAILED
+        printf "\n--> %s: %d s, %s\n" NAME $((SECONDS - start)) $result
+        cat "$output/NAME"
+        [ $result = ok ]'
+    local result=$?
+    rm -rf "$output"
+    cargo test -p oncegate-tests --lib || return 1
+    return $result
+}
+
 packages=(--workspace)
 $quick && packages=(--workspace --exclude oncegate-tests)
 
@@ -140,7 +163,6 @@ step "clippy" cargo clippy -q "${packages[@]}" --all-targets -- -D warnings || t
 step "clippy of interleavings" cargo clippy -q -p dedup-store --features shuttle --all-targets -- -D warnings || true
 step "interleavings of the store's threads" cargo test -p dedup-store --features shuttle --lib --no-fail-fast || true
 step "tests without servers" cargo test --workspace --exclude oncegate-tests --lib --bins --tests --no-fail-fast || true
-# One at a time: they share servers, and the names of instances.
-$quick || step "tests with live servers" env RUST_TEST_THREADS=1 cargo test -p oncegate-tests --lib --tests --no-fail-fast || true
+$quick || step "tests with live servers" live_tests || true
 step "documentation tests" cargo test "${packages[@]}" --doc || true
 finish

@@ -27,11 +27,11 @@ use tokio::sync::{Mutex, MutexGuard};
 pub fn free_port() -> u16 {
     const PORTS: std::ops::Range<u16> = 15_000..32_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Test binaries that run side by side start at different places.
-    let start = std::process::id() as u16;
+    // Test binaries that run side by side start at places far apart.
+    let start = (std::process::id() as u16).wrapping_mul(997);
     loop {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = PORTS.start + start.wrapping_mul(31).wrapping_add(step) % (PORTS.end - PORTS.start);
+        let port = PORTS.start + start.wrapping_add(step) % (PORTS.end - PORTS.start);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
