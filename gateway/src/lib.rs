@@ -1,5 +1,8 @@
 //! Oncegate: a gateway in front of sinks. Writes reach it at least once; each takes effect once.
 
+#[macro_use]
+mod planted;
+
 pub mod admin;
 pub mod cli;
 mod clock;

@@ -426,7 +426,7 @@ impl Opening<'_> {
         let placed = all.iter().filter(|state| state.position.is_some());
         *self.route.at_opening.lock() = placed.map(|state| state.shard.clone()).collect();
         for ShardState { shard, .. } in all {
-            if !wanted.contains(&shard) {
+            if !wanted.contains(&shard) && !planted!(OthersNotLearnt) {
                 self.route.learn_marks_of(&mut beating, &shard).await?;
             }
         }

@@ -46,7 +46,8 @@ impl Lane {
             return Ok(None);
         }
         // Arrival is the wall clock or F, whichever is higher, so it may lie ahead of a clock that was set back (P11).
-        let ahead_ms = if route.arrival { i64::MAX } else { wall_ms().saturating_add(rules.max_ahead_ms) };
+        let unbounded = route.arrival || planted!(AheadTaken);
+        let ahead_ms = if unbounded { i64::MAX } else { wall_ms().saturating_add(rules.max_ahead_ms) };
         let claimed = route.ask_store(|store| store.claim(self.id, ahead_ms, &items, &mut verdicts));
         drop(history);
         if let Err(fault) = claimed {
@@ -88,8 +89,11 @@ impl Lane {
         let slot = if via == Via::Call { CALL_SLOT } else { named.shard };
         if via == Via::Relay {
             let shard = self.slots.get(&slot);
-            let current = shard.is_some_and(|shard| self.works.is_current(taken, slot, shard.generation));
+            let current = shard.is_some_and(|shard| {
+                self.works.is_current(taken, slot, shard.generation) || planted!(OldGenerationTaken)
+            });
             let replay = shard.zip(named.position).is_some_and(|(shard, offset)| shard.is_replay(offset));
+            let replay = replay && !planted!(ReplayCounted);
             if replay {
                 self.route.metrics.replayed(1);
             }
@@ -115,7 +119,7 @@ impl Lane {
             digest: named.digest,
             event_ms,
             floor_ms,
-            admit_late: rules.late(record.via) == LatePolicy::VerifyInSink,
+            admit_late: rules.late(record.via) == LatePolicy::VerifyInSink || planted!(LateIsNew),
             replay_dead_letter: false,
         })
     }
@@ -177,7 +181,11 @@ impl Lane {
                     waits_for = WaitsFor::Earlier;
                 }
                 // A letter that settles no key and lies beyond the position would be written again if it were read again.
-                Fate::DeadLetter { settle, .. } if !(*settle && claimed) && self.waits_before(&record) => {
+                Fate::DeadLetter { settle, .. }
+                    if !(*settle && claimed)
+                        && self.waits_before(&record)
+                        && !planted!(LetterBeyondPosition) =>
+                {
                     released.extend(named.fingerprint.filter(|_| claimed));
                     (fate, waits_for) = (Fate::Park, WaitsFor::Earlier);
                 }
@@ -205,7 +213,7 @@ impl Lane {
                     flight.letters.push(DeadRecord { record, kind, reason, settle: settle && claimed });
                 }
                 Fate::Park => {
-                    if rules.mode != Mode::Insert && !row_key.is_empty() {
+                    if rules.mode != Mode::Insert && !row_key.is_empty() && !planted!(RowOvertaken) {
                         blocked.insert(row_key.into());
                     }
                     self.parked.push_back(Parked { taken: record.taken, on: waits_for });
@@ -313,6 +321,12 @@ impl Lane {
         // In the order of their ids, so that all owners lock shard rows in one order (P4).
         steps.sort_by(|a, b| a.1.shard.cmp(&b.1.shard));
         (flight.slots, flight.steps) = steps.into_iter().unzip();
+        if planted!(OffsetBeforePosition) {
+            for (&slot, step) in flight.slots.iter().zip(&flight.steps) {
+                let position = step.position.unwrap_or_default();
+                self.events.iter().for_each(|events| drop(events.send(super::FromLane::Progress { slot, position })));
+            }
+        }
         let step_of = |slot: u32| flight.slots.iter().position(|&s| s == slot).unwrap_or_default();
         let records =
             flight.rows.iter_mut().chain(flight.letters.iter_mut().map(|letter| &mut letter.record));

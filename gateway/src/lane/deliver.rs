@@ -43,6 +43,11 @@ impl Lane {
         self.route.metrics.sink_error(&fault);
         warn!(route = %self.route.name, lane = self.id, "{fault}");
         match fault {
+            SinkError::Unknown { .. } if planted!(RecutAfterUnknown) => self.put_back(flight),
+            SinkError::Unknown { .. } if planted!(UnknownTakenAsApplied) => {
+                let rows = vec![RowOutcome::Written; flight.rows.len()];
+                self.settle(flight, &Receipts { rows }, blocks).await;
+            }
             SinkError::Unknown { .. } => match self.resolve(&flight).await {
                 Resolved::Applied(receipts, blocks) => self.settle(flight, &receipts, blocks).await,
                 // Surely not in: only now may the batch be cut again (rule 3, P13).
@@ -130,6 +135,11 @@ impl Lane {
                     (_, None) => {}
                 }
             }
+            if planted!(MarkLeftOut) {
+                for entries in &mut entries {
+                    entries.pop();
+                }
+            }
             let blocks: Vec<(usize, Block)> = entries
                 .into_iter()
                 .enumerate()
@@ -139,8 +149,13 @@ impl Lane {
                     (step, Block::encode(hasher, shard, *sequence, entries))
                 })
                 .collect();
+            let kept = |block: &Block| {
+                !planted!(ForgetNotMarked)
+                    || block.entries.iter().all(|entry| entry.settled != Settled::Forgotten)
+            };
             let marks = blocks
                 .iter()
+                .filter(|(_, block)| kept(block))
                 .map(|(step, block)| MarkBlock {
                     step: *step,
                     min_ms: block.min_ms,
@@ -156,7 +171,7 @@ impl Lane {
         let letters: Vec<DeadLetter<'_>> = flight
             .letters
             .iter()
-            .filter(|_| rules.dead_letters != DeadLetterPolicy::External)
+            .filter(|_| rules.dead_letters != DeadLetterPolicy::External && !planted!(LetterLeftOut))
             .map(|letter| DeadLetter {
                 source: letter.record.source(),
                 kind: letter.kind,
@@ -173,7 +188,11 @@ impl Lane {
         };
         self.route.metrics.batch(rows.len());
         let result = self.session.deliver(&batch).await;
-        (result, sealed.into_inner())
+        let sealed = sealed.into_inner();
+        if planted!(MarkBeforeWrite) {
+            drop(self.route.store.settle(&[], &sealed, crate::clock::wall_ms()));
+        }
+        (result, sealed)
     }
 
     /// Dead letters for a topic or a file are durable before their batch is tried (P10).

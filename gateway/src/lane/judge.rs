@@ -176,12 +176,15 @@ pub(crate) fn judge(verdict: Verdict, named: &Named, via: Via, rules: &Rules) ->
     match verdict {
         Verdict::New { late } => Fate::Deliver { late },
         Verdict::Duplicate(first) => duplicate(first),
+        Verdict::Mismatch(first) if planted!(MismatchIgnored) => duplicate(first),
         Verdict::Mismatch(first) => match rules.mismatch {
             MismatchPolicy::Ignore => duplicate(first),
             MismatchPolicy::Reject => {
                 unwritable("mismatch", Outcome::Mismatch, Problem::Mismatch, Some(first), false, via, rules)
             }
         },
+        Verdict::InFlight { .. } if planted!(ClaimIsProof) => duplicate(Settled::Written),
+        Verdict::InFlight { .. } if planted!(ParkedDelivered) => Fate::Deliver { late: false },
         Verdict::InFlight { .. } => Fate::Park,
         Verdict::Late { floor_ms } => {
             let problem = Problem::Late(format!(

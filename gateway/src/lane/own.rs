@@ -220,7 +220,7 @@ impl Lane {
         let floor_ms = if slot == CALL_SLOT { shard.floor_ms } else { i64::MIN };
         shard.adopt(state);
         shard.floor_ms = shard.floor_ms.max(floor_ms);
-        if rewind && slot != CALL_SLOT {
+        if rewind && slot != CALL_SLOT && !planted!(PositionNotSought) {
             self.next_generation += 1;
             shard.rewind(self.next_generation);
             self.tally.remove(&slot);
@@ -263,7 +263,8 @@ impl Lane {
                 state.position = None;
             }
             let seen = *self.route.history.read();
-            let known = self.route.known_sequence(&id);
+            let known =
+                if planted!(FactsNotLearnt) { state.sequence } else { self.route.known_sequence(&id) };
             let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
                 self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
@@ -453,6 +454,10 @@ impl Lane {
         // Whatever comes out, the connection is a new one: all other shards are compared before the next verdict.
         self.recheck = true;
         self.route.sees(self.id, Sight::Lost);
+        if planted!(ClaimsFreeWhileUnknown) {
+            self.route.store.release_lane(self.id);
+            self.route.changed.notify_waiters();
+        }
         let mut pause = RETRY_FIRST;
         // Shards that were handed over meanwhile are asked about too: they are only taken if nobody else has.
         let mut ours: Vec<usize> = (0..flight.steps.len()).collect();

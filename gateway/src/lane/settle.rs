@@ -25,7 +25,7 @@ impl Lane {
     pub(super) async fn settle(&mut self, flight: Flight, receipts: &Receipts, blocks: Vec<Block>) {
         let started = Instant::now();
         let route = self.route.clone();
-        if *route.history.read() != self.history {
+        if *route.history.read() != self.history && !planted!(SettledIntoLostHistory) {
             // The sink went back meanwhile (P6): whether the batch is in its new history is learnt from its marks, and until
             // then its keys stay claimed.
             self.recheck = true;
@@ -35,7 +35,7 @@ impl Lane {
             return self.put_back(flight);
         }
         let history = route.history.read();
-        if *history != self.history {
+        if *history != self.history && !planted!(SettledIntoLostHistory) {
             drop(history);
             self.recheck = true;
             return self.put_back(flight);
@@ -65,7 +65,7 @@ impl Lane {
                 Some(RowOutcome::Updated) => (Outcome::Updated, None),
                 Some(RowOutcome::Stale) => (Outcome::Stale, None),
                 Some(RowOutcome::Refused { reason }) => {
-                    if !settles {
+                    if !settles && !planted!(RefusedKeyKept) {
                         freed.extend(record.named().fingerprint);
                     }
                     let outcome = if relay_refusal { Outcome::DeadLettered } else { Outcome::Rejected };
@@ -152,18 +152,23 @@ impl Lane {
     pub(super) fn put_back(&mut self, flight: Flight) {
         let keys: Vec<Fingerprint> =
             flight.records().filter_map(|record| record.named().fingerprint).collect();
-        self.route.store.release(self.id, &keys);
+        if !planted!(ClaimsKeptAfterFailure) {
+            self.route.store.release(self.id, &keys);
+        }
         let mut again: Vec<Taken> = self.parked.drain(..).map(|parked| parked.taken).collect();
         for record in flight.records() {
             // Records of a shard that is read again meanwhile are dropped when their turn comes, and must not hold its position.
             if let (Some(offset), Some(shard)) = (record.named().position, self.slots.get_mut(&record.slot))
-                && self.works.is_current(record.taken, record.slot, shard.generation)
+                && (self.works.is_current(record.taken, record.slot, shard.generation)
+                    || planted!(StaleBatchHoldsPosition))
             {
                 shard.park(offset);
             }
             again.push(record.taken);
         }
-        again.sort_unstable_by_key(|taken| taken.order);
+        if !planted!(BatchBehindParked) {
+            again.sort_unstable_by_key(|taken| taken.order);
+        }
         again.into_iter().rev().for_each(|taken| self.queue.push_front(taken));
         self.notes.splice(..0, flight.notes);
         self.route.changed.notify_waiters();

@@ -86,7 +86,7 @@ impl OwnedShard {
     pub(crate) fn admission_ms(&self, lateness_ms: i64, window_ms: i64) -> i64 {
         let by_watermark = self.watermark_ms.saturating_sub(lateness_ms);
         let by_floor =
-            if self.floor_ms == i64::MIN { i64::MIN } else { self.floor_ms.saturating_add(window_ms) };
+            if self.floor_ms == i64::MIN || planted!(FloorNotHonoured) { i64::MIN } else { self.floor_ms.saturating_add(window_ms) };
         by_watermark.max(by_floor)
     }
 
@@ -124,7 +124,8 @@ impl OwnedShard {
 
     /// Next offset to read once everything finished is durable: the contiguous prefix.
     pub(crate) fn prefix(&self) -> Option<i64> {
-        let prefix = match (self.parked.first().copied(), self.taken) {
+        let parked = self.parked.first().copied().filter(|_| !planted!(PositionPastParked));
+        let prefix = match (parked, self.taken) {
             (Some(parked), Some(taken)) => Some(parked.min(taken)),
             (parked, taken) => parked.or(taken),
         };

@@ -1,6 +1,6 @@
 //! What goes wrong in the sink, and when: by script or by chance.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -66,6 +66,9 @@ pub(super) struct Faults {
     pub(super) delays: VecDeque<(u64, u64)>,
     /// A page of marks takes so long, ms.
     pub(super) page_ms: u64,
+    /// Faults that chance has brought so far, by their number; and if so, the only ones that happen.
+    pub(super) fired: u32,
+    pub(super) only: Option<BTreeSet<u32>>,
 }
 
 impl Faults {
@@ -77,6 +80,8 @@ impl Faults {
             calls: VecDeque::new(),
             delays: VecDeque::new(),
             page_ms: 0,
+            fired: 0,
+            only: None,
         }
     }
 
@@ -99,10 +104,20 @@ impl Faults {
         };
         let fault = match self.script.pop_front() {
             Some(fault) => fault,
-            None if self.chance(self.rates.deliver) => self.any(),
+            None if self.chance(self.rates.deliver) => {
+                let fault = self.any();
+                if self.fires() { fault } else { DeliverFault::None }
+            }
             None => DeliverFault::None,
         };
         (fault, before, after)
+    }
+
+    /// A smaller run of the same seed leaves faults out.
+    fn fires(&mut self) -> bool {
+        let number = self.fired;
+        self.fired += 1;
+        self.only.as_ref().is_none_or(|only| only.contains(&number))
     }
 
     fn any(&mut self) -> DeliverFault {
@@ -128,8 +143,10 @@ impl Faults {
         }
         let fault = match self.chance(self.rates.call) {
             false => CallFault::None,
-            true if self.rng.random() => CallFault::Before,
-            true => CallFault::After,
+            true => {
+                let fault = if self.rng.random() { CallFault::Before } else { CallFault::After };
+                if self.fires() { fault } else { CallFault::None }
+            }
         };
         (fault, delay)
     }

@@ -10,7 +10,7 @@ use super::{
     door::{Door, Topic, shard_of},
     faults::{Call, CallFault, DeliverFault, Faults},
     sink::FakeSink,
-    world::{Db, World},
+    world::{Db, Judge, World},
 };
 use crate::{
     clock::simulated,
@@ -87,6 +87,7 @@ impl Rig {
             heartbeats: 0,
             hosts_ahead_ms: 0,
             expire_most: usize::MAX,
+            judge: Judge::default(),
         };
         let world = Arc::new(Mutex::new(world));
         let row_key = if keyed { vec!["row".to_owned()] } else { Vec::new() };

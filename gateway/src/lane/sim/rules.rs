@@ -23,7 +23,7 @@ use crate::{
 fn assert_marked(db: &Db) {
     let hasher = Hasher::new(&identity());
     for effect in &db.effects {
-        let mark = &db.marks[&(effect.shard.clone(), effect.sequence)];
+        let mark = &db.marks[&(effect.shard.to_string(), effect.sequence)];
         let block = Block::decode(&hasher, &effect.shard, effect.sequence, mark.block.clone()).unwrap();
         let wanted = match effect.outcome {
             RowOutcome::Written => Settled::Written,

@@ -13,7 +13,10 @@ use tokio::time::{Instant, sleep};
 use crate::clock::wall_ms;
 
 use super::{
+    encode::RowValue,
     faults::{Call, CallFault, DeliverFault},
+    invariant::Invariant,
+    trace::{note, told},
     world::{Ghost, OwnedBatch, World},
 };
 
@@ -26,6 +29,8 @@ pub(super) struct FakeSession {
     connection: Option<u64>,
     /// Epochs that our own `resolve` may have set without hearing of it.
     raised: HashMap<ShardId, i64>,
+    /// A batch of which nobody knows whether it is in.
+    unknown: Option<Vec<ShardStep>>,
 }
 
 fn again(reason: &str) -> SinkError {
@@ -56,13 +61,24 @@ impl Drop for Sent {
 
 impl FakeSession {
     pub(super) fn new(world: Arc<Mutex<World>>, owner: &str) -> Self {
-        Self { world, owner: owner.into(), connection: None, raised: HashMap::new() }
+        Self { world, owner: owner.into(), connection: None, raised: HashMap::new(), unknown: None }
     }
 
     /// A stopped process does nothing until it goes on.
     async fn alive(&self) {
         while self.world.lock().frozen.contains(&self.owner) {
             sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Rule 3: of an unknown batch it is asked before anything else is done with its shards.
+    fn asked_first(&mut self, shards: &[&ShardId], doing: &str) {
+        if let Some(steps) = &self.unknown
+            && steps.iter().any(|step| shards.contains(&&step.shard))
+        {
+            let what = format!("{} {doing} while it is not known whether {} is in", self.owner, told(steps));
+            self.unknown = None;
+            self.world.lock().judge.falls(Invariant::UnknownNeverRecut, what);
         }
     }
 
@@ -133,13 +149,10 @@ impl FakeSession {
         let mut world = self.world.lock();
         let shards: Vec<&str> = steps.iter().map(|step| &*step.shard).collect();
         world.meet_ghosts(&shards);
-        let mut db = world.db.clone();
-        let mut states = Vec::new();
-        let mut raised = self.raised.clone();
         for step in steps {
-            let ours = raised.get(&step.shard).copied().unwrap_or(step.epoch).max(step.epoch);
+            let ours = self.raised.get(&step.shard).copied().unwrap_or(step.epoch).max(step.epoch);
             if !world.resolve_by_force
-                && let Some(row) = db.shards.get(&*step.shard)
+                && let Some(row) = world.db.shards.get(&*step.shard)
                 && row.epoch > ours
             {
                 return Err(SinkError::Fenced {
@@ -148,86 +161,24 @@ impl FakeSession {
                     epoch: row.epoch,
                 });
             }
-            let state = db.raise(&step.shard, &self.owner, step.epoch);
-            raised.insert(step.shard.clone(), state.epoch);
+        }
+        if planted!(LookInsteadOfAcquire) {
+            let look = |step: &ShardStep| Some(world.db.shards.get(&*step.shard)?.state(&step.shard));
+            return Ok(steps.iter().filter_map(look).collect());
+        }
+        let mut states = Vec::new();
+        for step in steps {
+            let state = world.db.raise(&step.shard, &self.owner, step.epoch);
+            self.raised.insert(step.shard.clone(), state.epoch);
             states.push(state);
         }
-        world.db = db;
-        drop(world);
-        self.raised = raised;
         Ok(states)
     }
 
-    fn owned<T>(
-        &mut self,
-        owned: &[(ShardId, i64)],
-        each: impl Fn(&mut World, &str) -> T,
-    ) -> Result<Vec<T>, SinkError> {
-        let mut world = self.world.lock();
-        for (shard, epoch) in owned {
-            match world.db.shards.get(&**shard) {
-                Some(row) if row.epoch == *epoch => {}
-                Some(row) if row.epoch > *epoch => {
-                    return Err(SinkError::Fenced {
-                        shard: shard.to_string(),
-                        owner: row.owner.clone(),
-                        epoch: row.epoch,
-                    });
-                }
-                _ => {
-                    drop(world);
-                    self.lose();
-                    return Err(again("the sink went back"));
-                }
-            }
-        }
-        Ok(owned.iter().map(|(shard, _)| each(&mut world, shard)).collect())
-    }
-}
-
-#[async_trait]
-impl Session for FakeSession {
-    async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
-        let fault = self.begin(Call::Look).await?;
-        let row = self.world.lock().db.route.get_or_insert_with(|| proposed.clone()).clone();
-        self.end(fault, row)
-    }
-
-    async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
-        let fault = self.begin(Call::Acquire).await?;
-        self.connect()?;
-        if let Acquire::IfFree { stale_after_ms } = how
-            && let Some(held) = self.held(shards, stale_after_ms)
-        {
-            return Err(held);
-        }
-        let states = {
-            let mut world = self.world.lock();
-            let names: Vec<&str> = shards.iter().map(|shard| &**shard).collect();
-            world.meet_ghosts(&names);
-            shards.iter().map(|shard| world.db.raise(shard, &self.owner, 0)).collect()
-        };
-        self.end(fault, states)
-    }
-
-    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
-        let fault = self.begin(Call::Look).await?;
-        let all = self
-            .world
-            .lock()
-            .db
-            .shards
-            .iter()
-            .filter(|(shard, _)| shard.starts_with(prefix))
-            .map(|(shard, row)| row.state(shard))
-            .collect();
-        self.end(fault, all)
-    }
-
-    async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
+    async fn attempt(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
         self.alive().await;
         self.need_connection()?;
-        let owned = OwnedBatch::of(batch);
+        let owned = Arc::new(OwnedBatch::of(batch));
         let (fault, before, after) = {
             let mut world = self.world.lock();
             world.attempts.push(owned.clone());
@@ -236,8 +187,7 @@ impl Session for FakeSession {
         // As the rows would fare now: what a ghost of this attempt would leave behind.
         let foretold = {
             let world = self.world.lock();
-            let mut db = world.db.clone();
-            db.apply(world.mode, world.keyed, &owned).ok()
+            world.db.foretell(world.mode, world.keyed, &owned).ok()
         };
         let ghost = |after_ms: u64, executed: bool| {
             let outcomes = foretold.clone()?;
@@ -278,7 +228,7 @@ impl Session for FakeSession {
             }
             DeliverFault::Silent => {
                 (batch.seal)(&[]);
-                let nothing = OwnedBatch { rows: Vec::new(), letters: Vec::new(), ..owned.clone() };
+                let nothing = OwnedBatch { rows: Vec::new(), letters: Vec::new(), ..(*owned).clone() };
                 self.world.lock().commit(&nothing, |_| Vec::new()).map(|_| Vec::new())
             }
             DeliverFault::None | DeliverFault::UnknownApplied => {
@@ -303,6 +253,97 @@ impl Session for FakeSession {
         Ok(Receipts { rows })
     }
 
+    fn owned<T>(
+        &mut self,
+        owned: &[(ShardId, i64)],
+        each: impl Fn(&mut World, &str) -> T,
+    ) -> Result<Vec<T>, SinkError> {
+        let mut world = self.world.lock();
+        for (shard, epoch) in owned {
+            match world.db.shards.get(&**shard) {
+                Some(row) if row.epoch == *epoch => {}
+                Some(row) if row.epoch > *epoch => {
+                    return Err(SinkError::Fenced {
+                        shard: shard.to_string(),
+                        owner: row.owner.clone(),
+                        epoch: row.epoch,
+                    });
+                }
+                _ => {
+                    drop(world);
+                    self.lose();
+                    return Err(again("the sink went back"));
+                }
+            }
+        }
+        Ok(owned.iter().map(|(shard, _)| each(&mut world, shard)).collect())
+    }
+}
+
+#[async_trait]
+impl Session for FakeSession {
+    async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
+        let fault = self.begin(Call::Look).await?;
+        let row = self.world.lock().db.route.get_or_insert_with(|| proposed.clone()).clone();
+        self.end(fault, row)
+    }
+
+    async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
+        self.asked_first(&shards.iter().collect::<Vec<_>>(), "acquires");
+        if shards.is_empty() {
+            self.unknown = None;
+        }
+        let fault = self.begin(Call::Acquire).await?;
+        self.connect()?;
+        if let Acquire::IfFree { stale_after_ms } = how
+            && let Some(held) = self.held(shards, stale_after_ms)
+        {
+            return Err(held);
+        }
+        let states = {
+            let mut world = self.world.lock();
+            let names: Vec<&str> = shards.iter().map(|shard| &**shard).collect();
+            world.meet_ghosts(&names);
+            shards.iter().map(|shard| world.db.raise(shard, &self.owner, 0)).collect::<Vec<_>>()
+        };
+        for state in &states {
+            note(|| {
+                let ShardState { shard, epoch, sequence, position, .. } = state;
+                format!("{} owns {shard} e{epoch} s{sequence} @{position:?}", self.owner)
+            });
+        }
+        self.end(fault, states)
+    }
+
+    async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
+        let fault = self.begin(Call::Look).await?;
+        let all = self
+            .world
+            .lock()
+            .db
+            .shards
+            .iter()
+            .filter(|(shard, _)| shard.starts_with(prefix))
+            .map(|(shard, row)| row.state(shard))
+            .collect();
+        self.end(fault, all)
+    }
+
+    async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
+        self.asked_first(&batch.steps.iter().map(|step| &step.shard).collect::<Vec<_>>(), "delivers");
+        let rows = || batch.rows.iter().map(|row| RowValue::parse(row.bytes).id).collect::<Vec<_>>();
+        note(|| format!("{} -> sink: {}: {}", self.owner, told(batch.steps), rows().join(" ")));
+        let done = self.attempt(batch).await;
+        if let Err(SinkError::Unknown { .. }) = done {
+            self.unknown = Some(batch.steps.to_vec());
+        }
+        note(|| match &done {
+            Ok(_) => format!("{} <- sink: {}: applied", self.owner, told(batch.steps)),
+            Err(fault) => format!("{} <- sink: {}: {fault}", self.owner, told(batch.steps)),
+        });
+        done
+    }
+
     async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError> {
         self.lose();
         let fault = self.begin(Call::Resolve).await?;
@@ -310,6 +351,7 @@ impl Session for FakeSession {
         let states = self.take_for_resolve(steps)?;
         self.end(fault, ())?;
         self.raised.clear();
+        self.unknown = None;
         let world = self.world.lock();
         let mut marks = Vec::new();
         let mut applied = 0;
@@ -324,6 +366,7 @@ impl Session for FakeSession {
             let last = state.sequence == step.sequence && writer == Some(step.epoch);
             applied += usize::from(last || mark.is_some());
         }
+        note(|| format!("{} asks the sink about {}: {applied} of its steps are in", self.owner, told(steps)));
         let resolution = if applied == 0 { Resolution::NotApplied } else { Resolution::Applied(marks) };
         Ok((resolution, states))
     }
@@ -359,11 +402,12 @@ impl Session for FakeSession {
                 room -= usize::from(over);
                 !over
             });
-            if let Some(row) = world.db.shards.get_mut(shard) {
+            if let Some(row) = world.db.shards.get_mut(shard).filter(|_| !planted!(FloorNotRaised)) {
                 row.floor_ms = row.floor_ms.max(floor_ms);
             }
             (before - world.db.marks.len()) as u64
         })?;
+        note(|| format!("{}: marks below {floor_ms} expire: {gone:?}", self.owner));
         self.end(fault, gone.into_iter().sum())
     }
 

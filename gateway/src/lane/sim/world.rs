@@ -1,10 +1,14 @@
 //! What a sink in memory holds, exactly as a Transactional sink does: shard rows, rows, marks, dead letters, in one [`Db`] that
 //! is changed whole or not at all; and what stands around it: connections, attempts whose client is gone, frozen owners.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
 
 use adapters::sink::{
-    Batch, MarkBlock, Mode, OnRefused, Pulse, RouteRow, RowKind, RowOutcome, ShardState, ShardStep, SinkError,
+    Batch, MarkBlock, Mode, OnRefused, Pulse, RouteRow, RowKind, RowOutcome, ShardId, ShardState, ShardStep,
+    SinkError,
 };
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -12,6 +16,8 @@ use tokio::time::Instant;
 use super::{
     encode::{POISON, RowValue},
     faults::Faults,
+    invariant::{Broken, Invariant},
+    trace::{note, told},
 };
 
 #[derive(Clone, Debug)]
@@ -77,7 +83,7 @@ pub(super) struct LetterRow {
 pub(super) struct Effect {
     pub(super) row: RowValue,
     pub(super) outcome: RowOutcome,
-    pub(super) shard: String,
+    pub(super) shard: ShardId,
     pub(super) sequence: i64,
 }
 
@@ -96,9 +102,9 @@ pub(super) struct Db {
     pub(super) marks: BTreeMap<(String, i64), MarkRow>,
     pub(super) keyed: BTreeMap<String, RowValue>,
     pub(super) listed: Vec<RowValue>,
-    pub(super) letters: Vec<LetterRow>,
-    pub(super) effects: Vec<Effect>,
-    pub(super) commits: Vec<Commit>,
+    pub(super) letters: Vec<Arc<LetterRow>>,
+    pub(super) effects: Vec<Arc<Effect>>,
+    pub(super) commits: Vec<Arc<Commit>>,
 }
 
 #[derive(Clone, Debug)]
@@ -107,6 +113,7 @@ pub(super) struct OwnedRow {
     pub(super) value: RowValue,
     pub(super) step: usize,
     pub(super) position: Option<i64>,
+    pub(super) event_ms: i64,
     pub(super) payload: String,
 }
 
@@ -132,6 +139,7 @@ impl OwnedBatch {
                     value: RowValue::parse(row.bytes),
                     step: row.source.step,
                     position: row.source.position,
+                    event_ms: row.source.event_ms,
                     payload: text(row.source.payload),
                 })
                 .collect(),
@@ -151,94 +159,124 @@ impl OwnedBatch {
 }
 
 impl Db {
-    /// The fence (P4): every shard moves from sequence n - 1 to n under its epoch, or nothing happens.
-    fn fence(&mut self, steps: &[ShardStep]) -> Result<(), SinkError> {
+    /// The fence (P4): every shard stands at sequence n - 1 under its epoch.
+    fn fence(&self, steps: &[ShardStep]) -> Result<(), SinkError> {
         assert!(!steps.is_empty(), "a batch has a step");
         assert!(steps.windows(2).all(|two| two[0].shard < two[1].shard), "shards are locked in order (P4)");
         for step in steps {
             let unknown = |reason: &str| SinkError::Unknown { reason: format!("{}: {reason}", step.shard) };
-            let Some(row) = self.shards.get_mut(&*step.shard) else { return Err(unknown("gone")) };
-            if row.epoch > step.epoch {
+            let Some(row) = self.shards.get(&*step.shard) else { return Err(unknown("gone")) };
+            if row.epoch > step.epoch && !planted!(StaleEpochTaken) {
                 return Err(SinkError::Fenced {
                     shard: step.shard.to_string(),
                     owner: row.owner.clone(),
                     epoch: row.epoch,
                 });
             }
-            if row.epoch != step.epoch || row.sequence != step.sequence - 1 {
+            let under_it = row.epoch == step.epoch || planted!(StaleEpochTaken);
+            let next = row.sequence == step.sequence - 1 || planted!(SequenceNotCompared);
+            if !under_it || !next {
                 return Err(unknown("stands elsewhere"));
             }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, steps: &[ShardStep]) {
+        for step in steps {
+            let Some(row) = self.shards.get_mut(&*step.shard) else { continue };
             row.sequence = step.sequence;
             row.writer = step.epoch;
             row.position = step.position.or(row.position);
             row.watermark_ms = step.watermark_ms;
             row.heartbeat = Instant::now();
         }
-        Ok(())
     }
 
-    fn write(&mut self, mode: Mode, keyed: bool, row: &OwnedRow) -> RowOutcome {
-        let RowValue { row: key, val, ver, .. } = &row.value;
-        if val == POISON {
-            return RowOutcome::Refused { reason: "check violated: val".into() };
-        }
-        if !keyed {
-            self.listed.push(row.value.clone());
-            return RowOutcome::Written;
-        }
-        let there = self.keyed.get(key);
-        let outcome = match (mode, row.kind, there) {
-            (_, RowKind::Delete, None) => RowOutcome::Written,
-            (_, RowKind::Delete, Some(_)) => {
-                self.keyed.remove(key);
-                return RowOutcome::Updated;
+    /// What would become of each row now.
+    pub(super) fn foretell(
+        &self,
+        mode: Mode,
+        keyed: bool,
+        batch: &OwnedBatch,
+    ) -> Result<Vec<RowOutcome>, SinkError> {
+        self.fence(&batch.steps)?;
+        // Row keys that the batch itself has touched: the version that is there, if there is a row.
+        let mut touched: BTreeMap<&str, Option<i64>> = BTreeMap::new();
+        let mut outcomes = Vec::with_capacity(batch.rows.len());
+        for (at, row) in batch.rows.iter().enumerate() {
+            let RowValue { row: key, val, ver, .. } = &row.value;
+            if val == POISON {
+                let reason = String::from("check violated: val");
+                if batch.on_refused == OnRefused::Abort {
+                    return Err(SinkError::Refused { row: at, reason });
+                }
+                outcomes.push(RowOutcome::Refused { reason });
+                continue;
             }
-            (_, RowKind::Write, None) => RowOutcome::Written,
-            (Mode::Insert, ..) => return RowOutcome::Stale,
-            (Mode::UpsertIfNewer, _, Some(old)) if old.ver >= *ver => return RowOutcome::Stale,
-            _ => RowOutcome::Updated,
-        };
-        if row.kind == RowKind::Write {
-            self.keyed.insert(key.clone(), row.value.clone());
+            if !keyed {
+                outcomes.push(RowOutcome::Written);
+                continue;
+            }
+            let there =
+                touched.get(&**key).copied().unwrap_or_else(|| self.keyed.get(key).map(|row| row.ver));
+            let outcome = match (mode, row.kind, there) {
+                (_, RowKind::Delete, None) => RowOutcome::Written,
+                (_, RowKind::Delete, Some(_)) => RowOutcome::Updated,
+                (_, RowKind::Write, None) => RowOutcome::Written,
+                (Mode::Insert, ..) => RowOutcome::Stale,
+                (Mode::UpsertIfNewer, _, Some(old)) if old >= *ver => RowOutcome::Stale,
+                _ => RowOutcome::Updated,
+            };
+            if outcome != RowOutcome::Stale {
+                touched.insert(key, (row.kind == RowKind::Write).then_some(*ver));
+            }
+            outcomes.push(outcome);
         }
-        outcome
+        Ok(outcomes)
     }
 
-    /// Fence, rows, dead letters; the marks follow with [`Db::mark`].
+    fn write(&mut self, keyed: bool, row: &OwnedRow) {
+        match (keyed, row.kind) {
+            (false, _) => self.listed.push(row.value.clone()),
+            (true, RowKind::Write) => drop(self.keyed.insert(row.value.row.clone(), row.value.clone())),
+            (true, RowKind::Delete) => drop(self.keyed.remove(&row.value.row)),
+        }
+    }
+
+    /// Fence, rows, dead letters, all or nothing; the marks follow with [`Db::mark`].
     pub(super) fn apply(
         &mut self,
         mode: Mode,
         keyed: bool,
         batch: &OwnedBatch,
     ) -> Result<Vec<RowOutcome>, SinkError> {
-        self.fence(&batch.steps)?;
-        let mut outcomes = Vec::with_capacity(batch.rows.len());
-        for (at, row) in batch.rows.iter().enumerate() {
-            let outcome = self.write(mode, keyed, row);
+        let outcomes = self.foretell(mode, keyed, batch)?;
+        self.step(&batch.steps);
+        for (row, outcome) in batch.rows.iter().zip(&outcomes) {
             let step = &batch.steps[row.step];
-            match &outcome {
-                RowOutcome::Refused { reason } => match batch.on_refused {
-                    OnRefused::Abort => {
-                        return Err(SinkError::Refused { row: at, reason: reason.clone() });
-                    }
-                    OnRefused::DeadLetter => self.letters.push(LetterRow {
+            if matches!(outcome, RowOutcome::Refused { .. }) {
+                if batch.on_refused == OnRefused::DeadLetter {
+                    self.letters.push(Arc::new(LetterRow {
                         shard: step.shard.to_string(),
                         position: row.position,
                         kind: "rejected",
                         payload: row.payload.clone(),
-                    }),
-                    OnRefused::Report => {}
-                },
-                _ => self.effects.push(Effect {
-                    row: row.value.clone(),
-                    outcome: outcome.clone(),
-                    shard: step.shard.to_string(),
-                    sequence: step.sequence,
-                }),
+                    }));
+                }
+                continue;
             }
-            outcomes.push(outcome);
+            if *outcome != RowOutcome::Stale {
+                self.write(keyed, row);
+            }
+            self.effects.push(Arc::new(Effect {
+                row: row.value.clone(),
+                outcome: outcome.clone(),
+                shard: step.shard.clone(),
+                sequence: step.sequence,
+            }));
         }
-        self.letters.extend(batch.letters.iter().cloned());
+        self.letters.extend(batch.letters.iter().cloned().map(Arc::new));
         Ok(outcomes)
     }
 
@@ -250,7 +288,8 @@ impl Db {
                 let before = self.marks.insert((step.shard.to_string(), step.sequence), row);
                 assert!(before.is_none(), "a mark is unique by shard and sequence (P4)");
             }
-            self.commits.push(Commit { step: step.clone(), block: mark.map(|mark| mark.block.clone()) });
+            self.commits
+                .push(Arc::new(Commit { step: step.clone(), block: mark.map(|mark| mark.block.clone()) }));
         }
     }
 
@@ -267,7 +306,7 @@ impl Db {
 /// An attempt whose client is gone.
 #[derive(Clone, Debug)]
 pub(super) struct Ghost {
-    pub(super) batch: OwnedBatch,
+    pub(super) batch: Arc<OwnedBatch>,
     pub(super) outcomes: Vec<RowOutcome>,
     pub(super) marks: Vec<MarkBlock>,
     pub(super) due: Instant,
@@ -294,7 +333,7 @@ pub(super) struct World {
     /// How often the sink went back.
     pub(super) went_back: u32,
     /// Deliveries so far, as they came: whether each was applied at once.
-    pub(super) attempts: Vec<OwnedBatch>,
+    pub(super) attempts: Vec<Arc<OwnedBatch>>,
     /// Attempts that committed after their client was gone.
     pub(super) ghosts_applied: u32,
     pub(super) heartbeats: u32,
@@ -302,6 +341,99 @@ pub(super) struct World {
     pub(super) hosts_ahead_ms: i64,
     /// Marks that one call expires at most.
     pub(super) expire_most: usize,
+    pub(super) judge: Judge,
+}
+
+/// Looks at each commit. Off in tests that say themselves what must hold: there, what falls panics.
+#[derive(Default)]
+pub(super) struct Judge {
+    pub(super) on: bool,
+    /// Of each partition, which event each offset holds.
+    pub(super) ids: Vec<Vec<String>>,
+    /// None if event times are arrivals.
+    pub(super) window_ms: Option<i64>,
+    /// What fell first.
+    pub(super) fell: Option<Broken>,
+    /// Ids that had an effect or a dead letter, and dead letters by shard and offset: of the first so many.
+    known: HashSet<String>,
+    letters: HashSet<(String, i64)>,
+    seen: (usize, usize),
+    /// Up to where each shard's records were looked at.
+    looked: BTreeMap<ShardId, i64>,
+    /// Epoch and sequence of each shard's last batch.
+    last: BTreeMap<ShardId, (i64, i64)>,
+}
+
+impl Judge {
+    pub(super) fn falls(&mut self, invariant: Invariant, what: String) {
+        assert!(self.on, "{invariant}: {what}");
+        note(|| format!("!! {invariant}: {what}"));
+        self.fell.get_or_insert(Broken { invariant, what });
+    }
+
+    /// The sink shows an older state.
+    fn begin_anew(&mut self) {
+        (self.seen, self.known, self.letters) = ((0, 0), HashSet::new(), HashSet::new());
+        (self.looked, self.last) = (BTreeMap::new(), BTreeMap::new());
+    }
+
+    fn learn(&mut self, db: &Db) {
+        for effect in &db.effects[self.seen.0.min(db.effects.len())..] {
+            self.known.insert(effect.row.id.clone());
+        }
+        for letter in &db.letters[self.seen.1.min(db.letters.len())..] {
+            self.known.extend(id_of(&letter.payload).map(str::to_owned));
+            self.letters.extend(letter.position.map(|at| (letter.shard.clone(), at)));
+        }
+        self.seen = (db.effects.len(), db.letters.len());
+    }
+
+    fn look(&mut self, db: &Db, batch: &OwnedBatch) {
+        self.learn(db);
+        for step in &batch.steps {
+            self.fence(db, step);
+            self.prefix(step);
+        }
+        let Some(window_ms) = self.window_ms else { return };
+        for row in batch.rows.iter().filter(|row| row.value.val != POISON) {
+            let shard = &batch.steps[row.step].shard;
+            let floor_ms = db.shards.get(&**shard).map_or(i64::MIN, |row| row.floor_ms);
+            if floor_ms > i64::MIN && row.event_ms < floor_ms + window_ms {
+                let what = format!("{} of {} on {shard}, whose floor is {floor_ms}", row.value.id, row.event_ms);
+                self.falls(Invariant::FloorSafe, what);
+            }
+        }
+    }
+
+    fn fence(&mut self, db: &Db, step: &ShardStep) {
+        let last = self.last.insert(step.shard.clone(), (step.epoch, step.sequence));
+        let owner = db.shards.get(&*step.shard).map(|row| row.epoch);
+        let follows = last.is_none_or(|(epoch, sequence)| step.epoch >= epoch && step.sequence == sequence + 1);
+        if !follows || owner != Some(step.epoch) {
+            let what = format!("{} after {last:?}, and the owner's epoch is {owner:?}", told(&[step.clone()]));
+            self.falls(Invariant::FenceHolds, what);
+        }
+    }
+
+    fn prefix(&mut self, step: &ShardStep) {
+        let Some(position) = step.position else { return };
+        let partition = step.shard.rsplit('/').next().and_then(|text| text.parse::<usize>().ok());
+        let Some(ids) = partition.and_then(|partition| self.ids.get(partition)) else { return };
+        let from = self.looked.insert(step.shard.clone(), position).unwrap_or(0);
+        let open = (from..position).find(|&offset| {
+            let known = ids.get(offset as usize).is_some_and(|id| self.known.contains(id));
+            !known && !self.letters.contains(&(step.shard.to_string(), offset))
+        });
+        if let Some(offset) = open {
+            let what = format!("{} passes offset {offset}, which has no outcome", told(&[step.clone()]));
+            self.falls(Invariant::PositionPrefix, what);
+        }
+    }
+}
+
+/// The id of a record that can be read.
+fn id_of(payload: &str) -> Option<&str> {
+    payload.strip_prefix(r#"{"id":""#)?.split('"').next()
 }
 
 impl World {
@@ -311,11 +443,16 @@ impl World {
         batch: &OwnedBatch,
         seal: impl Fn(&[RowOutcome]) -> Vec<MarkBlock>,
     ) -> Result<Vec<RowOutcome>, SinkError> {
-        let mut db = self.db.clone();
-        let outcomes = db.apply(self.mode, self.keyed, batch)?;
-        db.mark(&batch.steps, &seal(&outcomes));
-        self.db = db;
+        let outcomes = self.db.apply(self.mode, self.keyed, batch)?;
+        self.db.mark(&batch.steps, &seal(&outcomes));
+        self.look(batch);
         Ok(outcomes)
+    }
+
+    fn look(&mut self, batch: &OwnedBatch) {
+        if self.judge.on {
+            self.judge.look(&self.db, batch);
+        }
     }
 
     /// Ends the ghosts whose time has come.
@@ -328,13 +465,14 @@ impl World {
     }
 
     fn commit_ghost(&mut self, ghost: Ghost) {
-        let mut db = self.db.clone();
         // Rows that would fare otherwise now belong to a transaction that saw other rows: it fails instead.
-        if let Ok(outcomes) = db.apply(self.mode, self.keyed, &ghost.batch)
-            && outcomes == ghost.outcomes
+        let foretold = self.db.foretell(self.mode, self.keyed, &ghost.batch);
+        if foretold.is_ok_and(|outcomes| outcomes == ghost.outcomes)
+            && self.db.apply(self.mode, self.keyed, &ghost.batch).is_ok()
         {
-            db.mark(&ghost.batch.steps, &ghost.marks);
-            self.db = db;
+            note(|| format!("sink: a batch of before commits: {}", told(&ghost.batch.steps)));
+            self.db.mark(&ghost.batch.steps, &ghost.marks);
+            self.look(&ghost.batch);
             self.ghosts_applied += 1;
         }
     }
@@ -357,7 +495,9 @@ impl World {
 
     /// Fail-over to an older copy, or a restore: every connection ends.
     pub(super) fn go_back(&mut self, to: Db) {
+        note(|| "sink: goes back".into());
         self.db = to;
+        self.judge.begin_anew();
         self.connections.clear();
         self.ghosts.clear();
         self.went_back += 1;

@@ -1,18 +1,22 @@
-//! What befalls a run from outside: crashes, hand-overs, stopped processes, lost connections, a sink that goes back.
+//! What befalls a run from outside: crashes, hand-overs, stopped processes, lost connections, a sink that goes back, clocks that are set.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use dedup_store::Store;
 use parking_lot::Mutex;
-use rand::{Rng, rngs::SmallRng};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::super::{
-    door::{Door, Topic},
-    rig::Rig,
-    world::Db,
+use super::{
+    super::{
+        door::{Door, Topic},
+        rig::Rig,
+        trace::note,
+        world::Db,
+    },
+    plan::{Kept, What},
 };
-use crate::gate::Gate;
+use crate::{clock::simulated, gate::Gate};
 
 /// One instance, up or down.
 pub(super) struct Node {
@@ -22,52 +26,12 @@ pub(super) struct Node {
     door: Option<Door>,
 }
 
-/// What the next start finds of the store.
-#[derive(Clone, Copy, Debug)]
-enum Kept {
-    Nothing,
-    /// Of each shard, what was settled up to some batch.
-    Some,
-    All,
-}
-
-/// Chances of each thing, drawn once a run.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Menu {
-    pub(super) crash: bool,
-    pub(super) close: bool,
-    pub(super) moves: bool,
-    pub(super) freeze: bool,
-    pub(super) cut: bool,
-    pub(super) down: bool,
-    pub(super) back: bool,
-}
-
-impl Menu {
-    pub(super) fn draw(rng: &mut SmallRng) -> Self {
-        let mut likely = |percent: u32| rng.random_range(0..100) < percent;
-        Menu {
-            crash: likely(40),
-            close: likely(25),
-            moves: likely(50),
-            freeze: likely(30),
-            cut: likely(40),
-            down: likely(30),
-            back: likely(30),
-        }
-    }
-
-    /// Every record is judged in one process from start to end, so that outcomes can be counted.
-    pub(super) fn countable(&self) -> bool {
-        !(self.crash || self.close || self.freeze || self.back)
-    }
-}
-
 #[derive(Clone)]
 pub(super) struct Cluster {
     pub(super) rig: Rig,
     pub(super) topic: Arc<Mutex<Topic>>,
     pub(super) nodes: Arc<Mutex<Vec<Node>>>,
+    pub(super) snapshots: Arc<Mutex<Vec<Db>>>,
     pub(super) burst: usize,
 }
 
@@ -112,98 +76,86 @@ impl Cluster {
         nodes[node].gate.take()
     }
 
-    fn store_of(&self, db: &Db, kept: Kept, rng: &mut SmallRng) -> impl Fn() -> Store + use<> {
-        let mut some = || -> BTreeMap<String, i64> {
-            db.shards.iter().map(|(shard, row)| (shard.clone(), rng.random_range(0..=row.sequence))).collect()
-        };
-        let known = match kept {
+    fn store_of(&self, db: &Db, kept: Kept) -> impl Fn() -> Store + use<> {
+        let known: BTreeMap<String, i64> = match kept {
             Kept::Nothing => BTreeMap::new(),
-            Kept::Some => some(),
+            Kept::Some(seed) => {
+                let mut rng = SmallRng::seed_from_u64(seed);
+                db.shards.iter().map(|(shard, row)| (shard.clone(), rng.random_range(0..=row.sequence))).collect()
+            }
             Kept::All => db.shards.iter().map(|(shard, row)| (shard.clone(), row.sequence)).collect(),
         };
         let (rig, db) = (self.rig.clone(), db.clone());
         move || rig.older_store(&db, &known)
     }
 
-    /// Does one thing from the menu.
-    pub(super) async fn strike(&self, menu: Menu, rng: &mut SmallRng, snapshots: &mut Vec<Db>) {
-        let count = self.nodes.lock().len();
-        let node = rng.random_range(0..count);
-        let up = self.nodes.lock()[node].gate.is_some();
-        let on = [menu.crash, menu.close, menu.moves, menu.freeze, menu.cut, menu.down, menu.back];
-        let choices: Vec<usize> = (0..on.len()).filter(|at| on[*at]).collect();
-        if choices.is_empty() {
-            return;
-        }
-        match choices[rng.random_range(0..choices.len())] {
-            0 if up => {
+    /// Whoever is down has nothing that could be struck.
+    pub(super) async fn strike(&self, what: What) {
+        note(|| format!("strike: {what:?}"));
+        let up = |node: usize| self.nodes.lock()[node].gate.is_some();
+        match what {
+            What::Crash { node, down_ms, back, kept } if up(node) => {
                 let gate = self.take_down(node);
                 gate.into_iter().for_each(Gate::crash);
                 self.rig.world.lock().frozen.remove(&self.name(node));
                 let db = self.rig.db();
-                sleep(Duration::from_millis(rng.random_range(0..1_500))).await;
-                if menu.back && rng.random_range(0..3) == 0 {
-                    self.go_back(rng, snapshots);
+                sleep(Duration::from_millis(down_ms)).await;
+                if let Some(to) = back {
+                    self.go_back(to);
                 }
-                let kept = [Kept::Nothing, Kept::Some, Kept::All][rng.random_range(0..3)];
-                let store = self.store_of(&db, kept, rng);
+                let store = self.store_of(&db, kept);
                 self.start(node, store).await;
             }
-            1 if up => {
-                let name = self.name(node);
-                self.rig.world.lock().frozen.remove(&name);
+            What::Close { node, kept } if up(node) => {
+                self.rig.world.lock().frozen.remove(&self.name(node));
                 if let Some(gate) = self.take_down(node) {
                     gate.close().await;
                 }
-                let db = self.rig.db();
-                let kept = [Kept::Nothing, Kept::All][rng.random_range(0..2)];
-                let store = self.store_of(&db, kept, rng);
+                let store = self.store_of(&self.rig.db(), kept);
                 self.start(node, store).await;
             }
-            2 => {
-                let partition = rng.random_range(0..self.topic.lock().partitions.len());
-                let to = rng.random_range(0..count);
-                self.hand_over(partition, to, rng).await;
+            What::Crash { .. } | What::Close { .. } => {}
+            What::Move { partition, to, zombie_ms, patience_ms } => {
+                self.hand_over(partition, to, zombie_ms, patience_ms).await;
             }
-            3 if up => {
+            What::Freeze { node, ms } if up(node) => {
                 let name = self.name(node);
                 self.rig.world.lock().frozen.insert(name.clone());
                 let world = self.rig.world.clone();
-                let until = rng.random_range(100..9_000);
                 tokio::spawn(async move {
-                    sleep(Duration::from_millis(until)).await;
+                    sleep(Duration::from_millis(ms)).await;
                     world.lock().frozen.remove(&name);
                 });
             }
-            4 => self.rig.cut(),
-            5 => {
+            What::Freeze { .. } => {}
+            What::Cut => self.rig.cut(),
+            What::Down { ms } => {
                 let mut world = self.rig.world.lock();
                 world.connections.clear();
-                world.down_until = Some(Instant::now() + Duration::from_millis(rng.random_range(10..5_000)));
+                world.down_until = Some(Instant::now() + Duration::from_millis(ms));
             }
-            6 => {
-                if snapshots.is_empty() || rng.random_range(0..3) == 0 {
-                    snapshots.push(self.rig.db());
-                } else {
-                    self.go_back(rng, snapshots);
-                }
-            }
-            _ => {}
+            What::Snapshot => self.snapshots.lock().push(self.rig.db()),
+            What::Back { .. } if self.snapshots.lock().is_empty() => self.snapshots.lock().push(self.rig.db()),
+            What::Back { to } => self.go_back(to),
+            What::Clock { ms } => simulated::shift(ms * 1_000),
+            // The run itself does it.
+            What::Forget { .. } => {}
         }
     }
 
     /// The sink shows an older state. Later snapshots are of a history that is gone.
-    fn go_back(&self, rng: &mut SmallRng, snapshots: &mut Vec<Db>) {
-        let mut world = self.rig.world.lock();
+    fn go_back(&self, to: usize) {
+        let (mut world, mut snapshots) = (self.rig.world.lock(), self.snapshots.lock());
         if world.went_back > 0 || snapshots.is_empty() {
             return;
         }
-        let to = snapshots.swap_remove(rng.random_range(0..snapshots.len()));
+        let to = to % snapshots.len();
+        let to = snapshots.swap_remove(to);
         world.go_back(to);
     }
 
-    /// The group gives a partition to another instance, or to the same again; the old one hears of it in time, or late.
-    async fn hand_over(&self, partition: usize, to: usize, rng: &mut SmallRng) {
+    /// The old owner hears of it in time, or late.
+    async fn hand_over(&self, partition: usize, to: usize, zombie_ms: Option<u64>, patience_ms: u64) {
         let from = {
             let owner = self.topic.lock().owners[partition].clone();
             self.nodes.lock().iter().position(|node| Some(&node.name) == owner.as_ref())
@@ -215,16 +167,27 @@ impl Cluster {
                 door.assign(partition);
             }
         };
-        let zombie = from != Some(to) && rng.random_range(0..3) == 0;
-        if zombie {
+        let zombie_ms = zombie_ms.filter(|_| from != Some(to));
+        if let Some(ms) = zombie_ms {
             assign();
-            sleep(Duration::from_millis(rng.random_range(0..2_000))).await;
+            sleep(Duration::from_millis(ms)).await;
         }
         if let Some(gone) = from.and_then(revoke) {
-            timeout(Duration::from_millis(rng.random_range(0..3_000)), gone).await.ok();
+            timeout(Duration::from_millis(patience_ms), gone).await.ok();
         }
-        if !zombie {
+        if zombie_ms.is_none() {
             assign();
+        }
+    }
+
+    pub(super) fn rewind_all(&self) {
+        let nodes = self.nodes.lock();
+        let topic = self.topic.lock();
+        for (partition, owner) in topic.owners.iter().enumerate() {
+            let node = nodes.iter().find(|node| Some(&node.name) == owner.as_ref());
+            if let Some(door) = node.and_then(|node| node.door.as_ref()) {
+                door.rewind(partition, 0);
+            }
         }
     }
 }
