@@ -37,6 +37,25 @@ mod bugs {
             impl Bug {
                 pub(crate) const ALL: &[Bug] = &[$(Bug::$name,)*];
 
+                /// It takes more seeds than a plain `cargo test` has time for.
+                pub(crate) fn is_rare(self) -> bool {
+                    use Bug::{
+                        ClaimsFreeWhileUnknown, FactsNotLearnt, LetterBeyondPosition, OthersNotLearnt, RebuildNotAwaited, RowOvertaken,
+                        SettledIntoLostHistory, StaleBatchHoldsPosition,
+                    };
+                    matches!(
+                        self,
+                        ClaimsFreeWhileUnknown
+                            | FactsNotLearnt
+                            | LetterBeyondPosition
+                            | OthersNotLearnt
+                            | RebuildNotAwaited
+                            | RowOvertaken
+                            | SettledIntoLostHistory
+                            | StaleBatchHoldsPosition
+                    )
+                }
+
                 /// In a few words.
                 pub(crate) fn what(self) -> &'static str {
                     match self {
@@ -56,7 +75,6 @@ mod bugs {
         PositionPastParked: "the position passes records that have no outcome yet",
         OffsetBeforePosition: "the group's offset runs ahead of the sink's position",
         StaleEpochTaken: "the sink's fence does not compare epochs",
-        SequenceNotCompared: "the sink's fence does not compare sequences",
         PositionNotSought: "a shard that the sink took back is not read again",
         FactsNotLearnt: "a shard is taken over without its facts",
         OldGenerationTaken: "records from before a seek are taken after it",

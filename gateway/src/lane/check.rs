@@ -324,7 +324,9 @@ impl Lane {
         if planted!(OffsetBeforePosition) {
             for (&slot, step) in flight.slots.iter().zip(&flight.steps) {
                 let position = step.position.unwrap_or_default();
-                self.events.iter().for_each(|events| drop(events.send(super::FromLane::Progress { slot, position })));
+                self.events
+                    .iter()
+                    .for_each(|events| drop(events.send(super::FromLane::Progress { slot, position })));
             }
         }
         let step_of = |slot: u32| flight.slots.iter().position(|&s| s == slot).unwrap_or_default();

@@ -85,8 +85,11 @@ impl OwnedShard {
     /// Below what nothing new is admitted: max(W - lateness, floor + window) (P11).
     pub(crate) fn admission_ms(&self, lateness_ms: i64, window_ms: i64) -> i64 {
         let by_watermark = self.watermark_ms.saturating_sub(lateness_ms);
-        let by_floor =
-            if self.floor_ms == i64::MIN || planted!(FloorNotHonoured) { i64::MIN } else { self.floor_ms.saturating_add(window_ms) };
+        let by_floor = if self.floor_ms == i64::MIN || planted!(FloorNotHonoured) {
+            i64::MIN
+        } else {
+            self.floor_ms.saturating_add(window_ms)
+        };
         by_watermark.max(by_floor)
     }
 

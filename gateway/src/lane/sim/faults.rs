@@ -52,6 +52,8 @@ pub(super) struct Rates {
     pub(super) call: u32,
     /// Longest delay of a call, ms.
     pub(super) slow_ms: u64,
+    /// One answer in so many is late, by up to so many ms.
+    pub(super) late_answer: (u32, u64),
     /// An abandoned delivery goes on in the backend.
     pub(super) ghost: u32,
 }
@@ -100,7 +102,14 @@ impl Faults {
     pub(super) fn deliver(&mut self) -> (DeliverFault, u64, u64) {
         let (before, after) = match self.delays.pop_front() {
             Some(delays) => delays,
-            None => (self.delay(), self.delay()),
+            None => {
+                let (before, mut after) = (self.delay(), self.delay());
+                let (one_in, most_ms) = self.rates.late_answer;
+                if one_in > 0 && self.rng.random_range(0..one_in) == 0 {
+                    after += self.rng.random_range(0..most_ms);
+                }
+                (before, after)
+            }
         };
         let fault = match self.script.pop_front() {
             Some(fault) => fault,

@@ -88,6 +88,7 @@ impl Rig {
             hosts_ahead_ms: 0,
             expire_most: usize::MAX,
             judge: Judge::default(),
+            answering: 0,
         };
         let world = Arc::new(Mutex::new(world));
         let row_key = if keyed { vec!["row".to_owned()] } else { Vec::new() };

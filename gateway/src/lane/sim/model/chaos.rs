@@ -81,7 +81,10 @@ impl Cluster {
             Kept::Nothing => BTreeMap::new(),
             Kept::Some(seed) => {
                 let mut rng = SmallRng::seed_from_u64(seed);
-                db.shards.iter().map(|(shard, row)| (shard.clone(), rng.random_range(0..=row.sequence))).collect()
+                db.shards
+                    .iter()
+                    .map(|(shard, row)| (shard.clone(), rng.random_range(0..=row.sequence)))
+                    .collect()
             }
             Kept::All => db.shards.iter().map(|(shard, row)| (shard.clone(), row.sequence)).collect(),
         };
@@ -135,8 +138,18 @@ impl Cluster {
                 world.down_until = Some(Instant::now() + Duration::from_millis(ms));
             }
             What::Snapshot => self.snapshots.lock().push(self.rig.db()),
-            What::Back { .. } if self.snapshots.lock().is_empty() => self.snapshots.lock().push(self.rig.db()),
-            What::Back { to } => self.go_back(to),
+            What::Back { .. } if self.snapshots.lock().is_empty() => {
+                self.snapshots.lock().push(self.rig.db())
+            }
+            What::Back { to } => {
+                for _ in 0..1_000 {
+                    if self.rig.world.lock().answering > 0 {
+                        break;
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                }
+                self.go_back(to);
+            }
             What::Clock { ms } => simulated::shift(ms * 1_000),
             // The run itself does it.
             What::Forget { .. } => {}

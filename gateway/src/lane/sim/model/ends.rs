@@ -106,11 +106,17 @@ pub(super) async fn compare(
         return broken(Invariant::NothingMadeUp, format!("{id} took effect and should not"));
     }
     if !plan.keyed && db.listed.len() != db.effects.len() {
-        return broken(Invariant::RowsEndRight, format!("{} rows for {} effects", db.listed.len(), db.effects.len()));
+        return broken(
+            Invariant::RowsEndRight,
+            format!("{} rows for {} effects", db.listed.len(), db.effects.len()),
+        );
     }
     for (row, val) in &expected.rows {
         if db.keyed.get(row).map(|row| &row.val) != Some(val) {
-            return broken(Invariant::RowsEndRight, format!("row {row} is {:?}, should end with {val}", db.keyed.get(row)));
+            return broken(
+                Invariant::RowsEndRight,
+                format!("row {row} is {:?}, should end with {val}", db.keyed.get(row)),
+            );
         }
     }
     if plan.mode != Mode::Insert {
@@ -134,7 +140,10 @@ pub(super) async fn compare(
         }
         let perhaps = letter.kind == "late" && expected.letters_perhaps.contains(&at);
         if !perhaps && expected.letters.get(&at) != Some(&letter.kind) {
-            return broken(Invariant::LetterKept, format!("dead letter {at:?} {} should not be: {}", letter.kind, letter.payload));
+            return broken(
+                Invariant::LetterKept,
+                format!("dead letter {at:?} {} should not be: {}", letter.kind, letter.payload),
+            );
         }
     }
     if let Some(at) = expected.letters.keys().find(|at| !letters.contains_key(at)) {
@@ -147,7 +156,10 @@ pub(super) async fn compare(
             let dead = letters.contains_key(&(partition, offset as i64));
             let first = log.iter().position(|other| other.id == event.id) == Some(offset);
             if first && !dead && !seen.contains_key(&*event.id) {
-                return broken(Invariant::NothingLost, format!("late {} is neither in the table nor a dead letter", event.id));
+                return broken(
+                    Invariant::NothingLost,
+                    format!("late {} is neither in the table nor a dead letter", event.id),
+                );
             }
         }
     }

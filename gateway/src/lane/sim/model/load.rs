@@ -37,7 +37,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    fn new(id: String, row: String, val: String, ver: i64, kind: Kind, t: i64) -> Self {
+    pub(super) fn new(id: String, row: String, val: String, ver: i64, kind: Kind, t: i64) -> Self {
         let val = match kind {
             Kind::Poison => POISON.to_owned(),
             Kind::Bad => BAD.to_owned(),

@@ -35,8 +35,17 @@ pub(super) static MET: Met = Met {
 
 impl Met {
     fn all(&self) -> [&AtomicU64; 8] {
-        let Met { went_back, ghosts_applied, fenced, seeks, late, dead_letters, floors_raised, tried_again, .. } =
-            self;
+        let Met {
+            went_back,
+            ghosts_applied,
+            fenced,
+            seeks,
+            late,
+            dead_letters,
+            floors_raised,
+            tried_again,
+            ..
+        } = self;
         [went_back, ghosts_applied, fenced, seeks, late, dead_letters, floors_raised, tried_again]
     }
 
@@ -66,4 +75,3 @@ impl Met {
         }
     }
 }
-

@@ -42,7 +42,7 @@ use super::{
 use crate::planted::{self as bugs, Bug};
 
 /// Runs of a plain `cargo test`.
-const SEEDS: u64 = 800;
+const SEEDS: u64 = 1_500;
 /// A run takes some ms; one that takes so long in real time, even on a busy machine, spins without end.
 const TOO_LONG: Duration = Duration::from_secs(240);
 
@@ -81,8 +81,7 @@ fn run_plan(plan: &Plan, bug: Option<Bug>, traced: Option<bool>) -> Ran {
         (ended, trace::end())
     };
     let thread = thread::Builder::new().name(THREAD.into()).spawn(work).expect("a thread");
-    let ((ended, faults), trace) =
-        thread.join().unwrap_or_else(|panic| ((Err(told(&*panic)), 0), None));
+    let ((ended, faults), trace) = thread.join().unwrap_or_else(|panic| ((Err(told(&*panic)), 0), None));
     Ran { fell: ended.err(), trace, faults }
 }
 
@@ -134,8 +133,7 @@ fn explain(seed: u64, bug: Option<Bug>) -> String {
     let plan = Plan::draw(seed);
     let failed = run_plan(&plan, bug, None);
     let Some(fell) = failed.fell.clone() else { return format!("seed {seed} does not fail again") };
-    let (keep, tries) =
-        shrink::smallest(&plan, &failed, fell.invariant, &|plan| run_plan(plan, bug, None));
+    let (keep, tries) = shrink::smallest(&plan, &failed, fell.invariant, &|plan| run_plan(plan, bug, None));
     let small = keep.apply(&plan);
     let ran = run_plan(&small, bug, Some(true));
     let lines = ran.trace.map(Trace::lines).unwrap_or_default().join("\n");

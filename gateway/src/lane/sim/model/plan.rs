@@ -9,8 +9,8 @@ use std::{
 use adapters::sink::Mode;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-use super::load::{Event, Source, Times, draw, draw_shared};
-use crate::lane::sim::faults::Rates;
+use super::load::{Event, Kind, Source, Times, draw, draw_shared};
+use crate::lane::sim::{faults::Rates, rig::BASE_MS};
 
 /// An event and how long after the one before it is sent.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ pub(super) enum What {
     Down { ms: u64 },
     /// The sink's state now is one that it may go back to.
     Snapshot,
-    /// It goes back.
+    /// It goes back, if possible while a batch is in and its answer on the way.
     Back { to: usize },
     /// The wall clock of the hosts is set.
     Clock { ms: i64 },
@@ -86,6 +86,36 @@ pub(super) struct Plan {
     pub(super) faults: Option<BTreeSet<u32>>,
 }
 
+/// One partition is idle so long that the route goes on without it and forgets what came through it; then its owner is lost, and copies
+/// of the last records before come.
+fn idle(rng: &mut SmallRng, nodes: usize, logs: &mut Vec<Vec<Sent>>, strikes: &mut Vec<Strike>) {
+    let mut quiet: Vec<Sent> = logs[0].iter().take(rng.random_range(2..8)).cloned().collect();
+    let copies = quiet.iter().rev().take(3).cloned().collect::<Vec<_>>();
+    let gap_ms = rng.random_range(64_000..80_000);
+    let pauses = |at: usize| if at == 0 { gap_ms } else { 0 };
+    quiet.extend(copies.into_iter().enumerate().map(|(at, sent)| Sent { after_ms: pauses(at), ..sent }));
+    let steady = (0..70).map(|at| {
+        let id = format!("steady-{at}");
+        let event = Event::new(
+            id,
+            format!("steady{}", at % 3),
+            format!("v{at}"),
+            at,
+            Kind::Good,
+            BASE_MS + at * 2_000,
+        );
+        Sent { event, after_ms: 1_000, twice: false }
+    });
+    *logs = vec![quiet, steady.collect()];
+    let what = match rng.random_range(0..2) {
+        0 => What::Move { partition: 0, to: nodes - 1, zombie_ms: None, patience_ms: 1_000 },
+        _ => What::Crash { node: 0, down_ms: 500, back: None, kept: Kept::Nothing },
+    };
+    strikes.truncate(2);
+    strikes.retain(|strike| !matches!(strike.what, What::Move { .. }));
+    strikes.push(Strike { after_ms: gap_ms - rng.random_range(2_000..6_000), what });
+}
+
 /// Chances of each thing, drawn once a run.
 struct Menu([bool; 9]);
 
@@ -100,9 +130,8 @@ impl Menu {
             return None;
         }
         let node = rng.random_range(0..nodes);
-        let kept = |rng: &mut SmallRng| {
-            [Kept::Nothing, Kept::Some(rng.random()), Kept::All][rng.random_range(0..3)]
-        };
+        let kept =
+            |rng: &mut SmallRng| [Kept::Nothing, Kept::Some(rng.random()), Kept::All][rng.random_range(0..3)];
         let goes_back = self.0[6];
         Some(match on[rng.random_range(0..on.len())] {
             0 => What::Crash {
@@ -135,16 +164,21 @@ impl Plan {
         let (mode, keyed) =
             [(Mode::Insert, false), (Mode::Insert, true), (Mode::Upsert, true), (Mode::UpsertIfNewer, true)]
                 [rng.random_range(0..4)];
-        let nodes = rng.random_range(1..=2);
+        // Few rows, the same events everywhere, a slow sink: records wait for each other.
+        let contended = rng.random_range(0..8) == 0;
+        let (mode, keyed) = if contended { (Mode::Upsert, true) } else { (mode, keyed) };
+        let nodes = if contended { 1 } else { rng.random_range(1..=2) };
         let partitions = rng.random_range(1..=4);
         let times =
             [Times::Near, Times::Near, Times::Near, Times::Arrival, Times::Far][rng.random_range(0..5)];
         // Where facts expire, another record with the same key is new some day.
         let bad = times != Times::Far && rng.random_range(0..3) > 0;
-        let rows = [1, 3, 12][rng.random_range(0..3)];
+        let rows = if contended { 1 } else { [1, 3, 12][rng.random_range(0..3)] };
         // Copies of one event meet in one shard, unless one instance has them all.
         let shared = if nodes == 1 { draw_shared(rng, 40, partitions, rows) } else { Vec::new() };
-        let pace = if times == Times::Far { 6_000 } else { 200 };
+        let far = times == Times::Far;
+        let (pace, strikes_ms) =
+            if far { (6_000, 10_000) } else { (200, [1_200, 4_000][rng.random_range(0..2)]) };
         let timed = |rng: &mut SmallRng, source: Source, one_in: u32, pace: u64| -> Vec<Sent> {
             let sent = |event| {
                 let waits = rng.random_range(0..one_in) == 0;
@@ -153,11 +187,17 @@ impl Plan {
             };
             source.into_iter().map(sent).collect()
         };
-        let logs = (0..partitions)
+        let logs: Vec<Vec<Sent>> = (0..partitions)
             .map(|at| {
                 let records = rng.random_range(0..50);
                 let source = draw(rng, &format!("p{at}"), records, rows, &shared, bad, times);
-                timed(rng, source, 3, pace)
+                let mut sent = timed(rng, source, 3, pace);
+                // Long idle, so that the route goes on without it and forgets.
+                if far && rng.random_range(0..3) == 0 && !sent.is_empty() {
+                    let at = rng.random_range(0..sent.len());
+                    sent[at].after_ms = rng.random_range(30_000..80_000);
+                }
+                sent
             })
             .collect();
         let callers = (0..rng.random_range(0..=3))
@@ -167,24 +207,29 @@ impl Plan {
                 timed(rng, source, 2, 150)
             })
             .collect();
-        let menu = Menu::draw(rng);
-        let strikes = (0..rng.random_range(0..12))
+        let (mut logs, menu) = (logs, Menu::draw(rng));
+        let mut strikes: Vec<Strike> = (0..rng.random_range(0..12))
             .filter_map(|number| {
                 let what = menu.strike(rng, nodes, partitions, number)?;
-                Some(Strike { after_ms: rng.random_range(0..1_200), what })
+                Some(Strike { after_ms: rng.random_range(0..strikes_ms), what })
             })
             .collect();
+        if far && rng.random_range(0..3) == 0 {
+            idle(rng, nodes, &mut logs, &mut strikes);
+        }
+        let partitions = logs.len();
         Self {
             seed,
             mode,
             keyed,
             nodes,
             call_lanes: rng.random_range(1..=2),
-            relay_lanes: rng.random_range(1..=3),
+            relay_lanes: if contended { 3 } else { rng.random_range(1..=3) },
             rates: Rates {
                 deliver: [0, 50, 200, 400][rng.random_range(0..4)],
                 call: [0, 30, 150][rng.random_range(0..3)],
-                slow_ms: [0, 3, 40][rng.random_range(0..3)],
+                slow_ms: if contended { 40 } else { [0, 3, 40][rng.random_range(0..3)] },
+                late_answer: [(0, 0), (0, 0), (4, 3_000)][rng.random_range(0..3)],
                 ghost: 600,
             },
             max_records: [1, 3, 8, 64][rng.random_range(0..4)],
@@ -279,7 +324,10 @@ impl Keep {
         let mut keep = Self::all(plan);
         for part in text.split_whitespace() {
             let numbers = |text: &str| -> BTreeSet<usize> {
-                text.split(',').filter(|number| !number.is_empty()).map(|number| number.parse().unwrap()).collect()
+                text.split(',')
+                    .filter(|number| !number.is_empty())
+                    .map(|number| number.parse().unwrap())
+                    .collect()
             };
             match part.split_once('=') {
                 None if part == "quick" => keep.quick = true,
@@ -288,7 +336,8 @@ impl Keep {
                     keep.faults = Some(numbers(text).into_iter().map(|number| number as u32).collect());
                 }
                 Some((name, text)) => {
-                    let (_, kept) = keep.lists.iter_mut().find(|(of, _)| of == name).expect("a list of the plan");
+                    let (_, kept) =
+                        keep.lists.iter_mut().find(|(of, _)| of == name).expect("a list of the plan");
                     let named = numbers(text);
                     kept.iter_mut().enumerate().for_each(|(at, kept)| *kept = named.contains(&at));
                 }
@@ -301,9 +350,8 @@ impl Keep {
 
 impl fmt::Display for Keep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers = |numbers: Vec<usize>| {
-            numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-        };
+        let numbers =
+            |numbers: Vec<usize>| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut text = String::new();
         for (name, kept) in self.lists.iter().filter(|(_, kept)| kept.contains(&false)) {
             let kept = kept.iter().enumerate().filter(|(_, kept)| **kept).map(|(at, _)| at);

@@ -1,31 +1,42 @@
 //! Planted faults: each is found, by which invariant, and after how many seeds.
 
-use super::{run_seeds, super::invariant::Invariant};
+use super::run_seeds;
 use crate::planted::Bug;
 
 /// Seeds that a fault may take.
-const MOST: u64 = 4_000;
+const MOST: u64 = 3_000;
+/// Those of a plain `cargo test`, which leaves out what takes longer.
+const FEW: u64 = 40;
 
-#[test]
-fn model_finds_each_planted_fault() {
-    let only = std::env::var("ONCEGATE_BUG").ok();
+/// A table of the faults: what is planted, what falls, at which seed.
+fn find_all(bugs: &[Bug], most: u64) -> Vec<Bug> {
     let mut missed = Vec::new();
     println!("| planted | invariant that falls | seeds |\n| --- | --- | --- |");
-    for &bug in Bug::ALL {
-        if only.as_ref().is_some_and(|only| *only != format!("{bug:?}")) {
-            continue;
-        }
-        let found = run_seeds(1, MOST, Some(bug), 1);
-        match found.first() {
-            Some((seed, fell)) => {
-                let invariant: Invariant = fell.invariant;
-                println!("| {} | `{invariant}` | {seed} |", bug.what());
-            }
-            None => {
-                println!("| {} | none | more than {MOST} |", bug.what());
-                missed.push(bug);
-            }
+    for &bug in bugs {
+        match run_seeds(1, most, Some(bug), 1).first() {
+            Some((seed, fell)) => println!("| {} | `{}` | {seed} |", bug.what(), fell.invariant),
+            None => missed.push(bug),
         }
     }
+    missed
+}
+
+#[test]
+fn model_finds_planted_faults_within_few_seeds() {
+    let quick: Vec<Bug> = Bug::ALL.iter().copied().filter(|bug| !bug.is_rare()).collect();
+    assert!(quick.len() >= 20, "{quick:?}");
+    let missed = find_all(&quick, FEW);
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// All of them, in some minutes: `cargo test -p oncegate --lib model_finds -- --ignored --nocapture`; `ONCEGATE_BUG=MarkLeftOut` asks
+/// for one.
+#[test]
+#[ignore = "takes minutes; prints the table of docs/proof.md"]
+fn model_finds_each_planted_fault() {
+    let only = std::env::var("ONCEGATE_BUG").ok();
+    let asked = |bug: &Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
+    let bugs: Vec<Bug> = Bug::ALL.iter().copied().filter(asked).collect();
+    let missed = find_all(&bugs, MOST);
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -128,8 +128,10 @@ async fn forgetter(cluster: Cluster, id: usize, after_ms: u64, shared: Arc<Calle
     };
     let (first, _) = patient().await;
     let Some(key) = first.fingerprint else { return Ok(()) };
-    while let Some(gate) = cluster.gate(0) {
-        if gate.forget(key).await.is_ok() {
+    loop {
+        if let Some(gate) = cluster.gate(0)
+            && gate.forget(key).await.is_ok()
+        {
             break;
         }
         sleep(Duration::from_millis(50)).await;

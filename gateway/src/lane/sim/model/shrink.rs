@@ -26,7 +26,12 @@ struct Shrinking<'a> {
 }
 
 /// The smallest plan found, and how many runs that took.
-pub(super) fn smallest(plan: &Plan, failed: &Ran, invariant: Invariant, run: &dyn Fn(&Plan) -> Ran) -> (Keep, usize) {
+pub(super) fn smallest(
+    plan: &Plan,
+    failed: &Ran,
+    invariant: Invariant,
+    run: &dyn Fn(&Plan) -> Ran,
+) -> (Keep, usize) {
     let mut best = Keep::all(plan);
     best.faults = Some((0..failed.faults).collect());
     let until = Instant::now() + PATIENCE;
@@ -69,7 +74,11 @@ impl Shrinking<'_> {
     fn lists(&mut self) {
         let parts = |keep: &Keep| -> Vec<(usize, usize)> {
             let of = |(list, (_, kept)): (usize, &(String, Vec<bool>))| {
-                kept.iter().enumerate().filter(|(_, kept)| **kept).map(move |(at, _)| (list, at)).collect::<Vec<_>>()
+                kept.iter()
+                    .enumerate()
+                    .filter(|(_, kept)| **kept)
+                    .map(move |(at, _)| (list, at))
+                    .collect::<Vec<_>>()
             };
             keep.lists.iter().enumerate().flat_map(of).collect()
         };
@@ -78,7 +87,8 @@ impl Shrinking<'_> {
             let mut from = 0;
             loop {
                 let now = parts(&self.best);
-                let Some(gone) = now.get(from..(from + size).min(now.len())).filter(|gone| !gone.is_empty()) else {
+                let Some(gone) = now.get(from..(from + size).min(now.len())).filter(|gone| !gone.is_empty())
+                else {
                     break;
                 };
                 let mut keep = self.best.clone();
@@ -97,7 +107,8 @@ impl Shrinking<'_> {
             let mut from = 0;
             loop {
                 let now: Vec<u32> = self.best.faults.iter().flatten().copied().collect();
-                let Some(gone) = now.get(from..(from + size).min(now.len())).filter(|gone| !gone.is_empty()) else {
+                let Some(gone) = now.get(from..(from + size).min(now.len())).filter(|gone| !gone.is_empty())
+                else {
                     break;
                 };
                 let mut keep = self.best.clone();
