@@ -44,13 +44,13 @@ impl Drop for Wire {
 
 /// A whole answer.
 #[cfg_attr(
-    not(any(feature = "clickhouse", feature = "registry")),
+    not(any(feature = "clickhouse", feature = "registry", feature = "stream-load")),
     allow(dead_code, reason = "an upstream takes its answers piece by piece")
 )]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     #[cfg_attr(
-        not(feature = "clickhouse"),
+        not(any(feature = "clickhouse", feature = "stream-load")),
         expect(dead_code, reason = "a registry's answers have none that count")
     )]
     pub(crate) headers: HeaderMap,
@@ -61,7 +61,7 @@ pub(crate) struct Answer {
 pub(crate) struct NoAnswer {
     /// Nothing of the request has left this process.
     #[cfg_attr(
-        not(any(feature = "clickhouse", feature = "upstream")),
+        not(any(feature = "clickhouse", feature = "stream-load", feature = "upstream")),
         expect(dead_code, reason = "a question may be asked again in any case")
     )]
     pub(crate) unsent: bool,
@@ -124,7 +124,7 @@ impl Wire {
     }
 
     #[cfg_attr(
-        not(any(feature = "clickhouse", feature = "registry")),
+        not(any(feature = "clickhouse", feature = "registry", feature = "stream-load")),
         allow(dead_code, reason = "an upstream takes its answers piece by piece")
     )]
     /// Sends `request` and takes the whole answer of at most `bound` bytes. After a fault the connection is of no more use.

@@ -13,7 +13,7 @@ pub mod files;
 mod http_client;
 #[cfg(feature = "journal")]
 #[cfg_attr(
-    not(feature = "clickhouse"),
+    not(any(feature = "clickhouse", feature = "stream-load")),
     allow(dead_code, unused_imports, reason = "an upstream's book takes the hold of a folder alone")
 )]
 pub mod journal;
@@ -31,6 +31,8 @@ pub mod schema;
 pub mod sink;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "stream-load")]
+pub mod stream_load;
 #[cfg(feature = "upstream")]
 pub mod upstream;
 pub mod value;

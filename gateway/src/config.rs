@@ -18,6 +18,8 @@ mod relay;
 mod route;
 mod server;
 mod sink;
+#[cfg(feature = "stream-load")]
+mod stream_load;
 mod units;
 
 use std::{collections::BTreeMap, ops::Range};

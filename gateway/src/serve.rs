@@ -371,6 +371,13 @@ pub(crate) fn sink_of(
                 adapters::clickhouse::ClickhouseSink::new(config).map_err(|misfit| misfit.to_string())?;
             Ok(Arc::new(sink))
         }
+        #[cfg(feature = "stream-load")]
+        Target::StreamLoad(_) => {
+            let config = config.stream_load().ok_or("no StarRocks or Doris sink")?;
+            let sink =
+                adapters::stream_load::StreamLoadSink::new(config).map_err(|misfit| misfit.to_string())?;
+            Ok(Arc::new(sink))
+        }
         #[cfg(feature = "postgres")]
         Target::Postgres { .. } => {
             let config = config.postgres().ok_or("not a Postgres sink")?;

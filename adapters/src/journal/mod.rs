@@ -113,6 +113,13 @@ pub(crate) enum Sent {
         /// It may go in if it is tried again.
         retry: bool,
     },
+    /// The target refuses rows of it, whenever it is sent: no attempt has put anything in, and none can. The next [`Remote::cut`] of the same
+    /// rows says which.
+    #[cfg_attr(not(feature = "stream-load"), expect(dead_code, reason = "others find such rows before they send"))]
+    Refused {
+        /// Without values.
+        reason: String,
+    },
     /// It may be in, or may still come.
     Unknown {
         /// Without values.
@@ -147,6 +154,10 @@ impl std::fmt::Display for Identity {
 /// A target as the journal needs it: one connection, used by one lane. It makes its connections itself: the book is what says what is in.
 #[async_trait]
 pub(crate) trait Remote: Send {
+    /// The page of the book that tells what to do with an entry that nobody can decide.
+    fn page(&self) -> &'static str {
+        "docs/clickhouse.md"
+    }
     /// Asks which target stands there now.
     async fn target(&mut self) -> Result<Identity, String>;
     /// Divides a batch into parts and says what becomes of each row. Nothing is in the target afterwards.

@@ -34,6 +34,8 @@ use crate::{
 
 /// How long a start waits before it drives an open batch again; then it is up to the caller.
 const PAUSES_MS: [u64; 6] = [50, 200, 500, 1000, 2000, 2000];
+/// How often a batch is cut again in one call, for rows that the target refuses.
+const RECUTS: usize = 3;
 
 /// One lane's book and its connection to the target.
 pub(crate) struct JournalSession {
@@ -101,6 +103,8 @@ enum Driven {
     In,
     /// Surely no part is, and none can come.
     Out { reason: String, retry: bool },
+    /// The same, as often as it is sent.
+    Refused { reason: String },
     /// Neither is sure.
     Unknown { reason: String },
 }
@@ -217,7 +221,20 @@ impl JournalSession {
             .await
     }
 
+    /// A batch with rows that the target refuses goes without them, once it is known which those are.
     async fn deliver_whole(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
+        let mut refused = String::new();
+        for _ in 0..RECUTS {
+            match self.deliver_cut(batch).await? {
+                Ok(receipts) => return Ok(receipts),
+                Err(reason) => refused = reason,
+            }
+        }
+        Err(SinkError::NotApplied { reason: refused, retry: true })
+    }
+
+    /// The error in the answer: nothing went in, for rows that the target refuses.
+    async fn deliver_cut(&mut self, batch: &Batch<'_>) -> Result<Result<Receipts, String>, SinkError> {
         let cut = self.remote.cut(batch).await?;
         if batch.on_refused == OnRefused::Abort
             && let Some((row, reason)) =
@@ -239,7 +256,7 @@ impl JournalSession {
                 commit(transaction)
             })
             .await?;
-            return Ok(Receipts { rows: cut.outcomes });
+            return Ok(Ok(Receipts { rows: cut.outcomes }));
         }
         let blocks = self.remote.blocks().await.map_err(|reason| SinkError::NotApplied {
             reason: format!("nothing was sent: {reason}"),
@@ -275,6 +292,10 @@ impl JournalSession {
                 self.take_out(&entry, &reason).await?;
                 return Err(SinkError::NotApplied { reason, retry });
             }
+            Driven::Refused { reason } => {
+                self.take_out(&entry, &reason).await?;
+                return Ok(Err(reason));
+            }
         }
         self.crash.point()?;
         let settled = self
@@ -288,7 +309,7 @@ impl JournalSession {
             .await;
         self.crash.point()?;
         match settled {
-            Ok(()) => Ok(Receipts { rows: cut.outcomes }),
+            Ok(()) => Ok(Ok(Receipts { rows: cut.outcomes })),
             // The rows are in. Whoever has the shard now finds them in the journal, or has settled them.
             Err(error) => Err(SinkError::Unknown {
                 reason: format!(
@@ -340,7 +361,7 @@ impl JournalSession {
     }
 
     async fn drive_parts(&mut self, entry: &mut Entry, first: bool) -> Driven {
-        let name = entry.name(&self.route);
+        let (name, page) = (entry.name(&self.route), self.remote.page());
         let unknown = |reason: String| Driven::Unknown { reason: format!("{name}: {reason}") };
         if !first && let Some(made_for) = &entry.target {
             match self.remote.target().await {
@@ -348,7 +369,7 @@ impl JournalSession {
                 Ok(found) => {
                     return unknown(format!(
                         "it was made for {made_for}, and there is {found} now: it is not sent; bring the other one back, or look into it and \
-                         set verdict in {} (docs/clickhouse.md)",
+                         set verdict in {} ({page})",
                         self.file.path.display()
                     ));
                 }
@@ -378,7 +399,7 @@ impl JournalSession {
                 (Ok(None), Some(why)) => {
                     return unknown(format!(
                         "{why}, so that part {} of {count} is not sent again: it could come in twice; look into the target, then set \
-                         verdict in {} (docs/clickhouse.md)",
+                         verdict in {} ({page})",
                         at + 1,
                         self.file.path.display()
                     ));
@@ -399,7 +420,7 @@ impl JournalSession {
                         return unknown(format!(
                             "the target says that it has part {} of {count}, and has no rows of it: either they were deleted (by hand, by a TTL, or a \
                              row policy hides them), which is 'in', or a crash of the server kept its token without its rows, which is 'out'; \
-                             find out which, then set verdict in {} (docs/clickhouse.md)",
+                             find out which, then set verdict in {} ({page})",
                             at + 1,
                             self.file.path.display()
                         ));
@@ -416,6 +437,15 @@ impl JournalSession {
                     };
                     return unknown(format!(
                         "part {} of {count} does not go in, and {rest}: {reason}; it is tried again as it is",
+                        at + 1
+                    ));
+                }
+                Sent::Refused { reason } if entry.parts.iter().all(|part| !part.done) => {
+                    return Driven::Refused { reason };
+                }
+                Sent::Refused { reason } => {
+                    return unknown(format!(
+                        "part {} of {count} is refused, and others are in: {reason}; it is tried again as it is",
                         at + 1
                     ));
                 }
@@ -440,6 +470,7 @@ impl JournalSession {
     /// Drives and settles the open entries of these shards, whoever owns them: until they are settled the shards cannot move.
     /// All of the route if none are given.
     async fn settle_open(&mut self, shards: Option<Vec<ShardId>>) -> Result<bool, SinkError> {
+        let page = self.remote.page();
         let entries = self
             .job_connected(move |connection, route| {
                 let doing = |error: rusqlite::Error| schema::fault("looking into the journal", &error);
@@ -462,7 +493,7 @@ impl JournalSession {
                         Err(Unread::Sqlite(error)) => Err(schema::fault(&format!("reading journal entry {id}"), &error)),
                         Err(Unread::Corrupt(what)) => Err(SinkError::Unknown {
                             reason: format!("{what}; restore the folder, or, once you have looked into the target, take the entry out by \
-                                             hand (docs/clickhouse.md)"),
+                                             hand ({page})"),
                         }
                         .into()),
                     })
@@ -480,6 +511,11 @@ impl JournalSession {
                 }
                 None => match self.drive(&mut entry, false).await {
                     Driven::In => true,
+                    // Whoever sends these rows finds those that are refused.
+                    Driven::Refused { reason } => {
+                        warn!("{name}: nothing of it is in: {reason}");
+                        false
+                    }
                     Driven::Out { reason, .. } | Driven::Unknown { reason } => {
                         return Err(SinkError::Unknown { reason });
                     }

@@ -56,6 +56,9 @@ pub enum Target {
     /// A table of ClickHouse, but for what all sinks have.
     #[cfg(feature = "clickhouse")]
     Clickhouse(Box<adapters::clickhouse::ClickhouseConfig>),
+    /// A table of StarRocks or Doris, but for what all sinks have.
+    #[cfg(feature = "stream-load")]
+    StreamLoad(Box<adapters::stream_load::StreamLoadConfig>),
     /// A topic, but for what its route says.
     #[cfg(feature = "kafka")]
     Kafka(Box<adapters::kafka_sink::KafkaSinkConfig>),
@@ -100,6 +103,19 @@ impl SinkConfig {
         })
     }
 
+    /// For the StarRocks or Doris sink; none if it is another target.
+    #[cfg(feature = "stream-load")]
+    pub fn stream_load(&self) -> Option<adapters::stream_load::StreamLoadConfig> {
+        let Target::StreamLoad(config) = &self.target else { return None };
+        Some(adapters::stream_load::StreamLoadConfig {
+            table: self.table.clone(),
+            mode: self.mode,
+            row_key: self.row_key.clone(),
+            version: self.version.clone(),
+            ..(**config).clone()
+        })
+    }
+
     /// Whether it keeps rows that can be looked at.
     pub fn keeps_rows(&self) -> bool {
         match &self.target {
@@ -107,6 +123,8 @@ impl SinkConfig {
             Target::Files(_) => false,
             #[cfg(feature = "clickhouse")]
             Target::Clickhouse(_) => false,
+            #[cfg(feature = "stream-load")]
+            Target::StreamLoad(_) => false,
             #[cfg(feature = "kafka")]
             Target::Kafka(_) => false,
             #[cfg(feature = "redis")]
@@ -119,6 +137,8 @@ impl SinkConfig {
         match &self.target {
             #[cfg(feature = "redis")]
             Target::Redis(_) => (adapters::redis::MAX_ROWS as i64, adapters::redis::MAX_BYTES),
+            #[cfg(feature = "stream-load")]
+            Target::StreamLoad(_) => (MOST_OF_BATCH.0, adapters::stream_load::MAX_BYTES),
             _ => MOST_OF_BATCH,
         }
     }
@@ -148,10 +168,11 @@ impl SinkConfig {
 pub(super) const MOST_OF_BATCH: (i64, u64) = (1_000_000, 1 << 30);
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 5] = ["doris", "duckdb", "elasticsearch", "opensearch", "starrocks"];
+const LATER: [&str; 3] = ["duckdb", "elasticsearch", "opensearch"];
 
 /// Those that it has.
-const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\", \"clickhouse\" or \"http\"";
+const TYPES: &str =
+    "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\", \"clickhouse\", \"starrocks\", \"doris\" or \"http\"";
 
 #[derive(Clone, Copy)]
 enum Type {
@@ -161,6 +182,8 @@ enum Type {
     Redis,
     Files,
     Clickhouse,
+    StarRocks,
+    Doris,
     Later,
 }
 
@@ -177,6 +200,8 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         ("redis", Type::Redis),
         ("files", Type::Files),
         ("clickhouse", Type::Clickhouse),
+        ("starrocks", Type::StarRocks),
+        ("doris", Type::Doris),
     ];
     let kind = item.choice(&types).unwrap_or(Type::Later);
     #[cfg_attr(
@@ -208,6 +233,20 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         #[cfg(not(feature = "clickhouse"))]
         Type::Clickhouse => {
             item.fault("this build leaves ClickHouse out", "build with the feature `clickhouse`");
+            return None;
+        }
+        #[cfg(feature = "stream-load")]
+        Type::StarRocks | Type::Doris => {
+            let dialect = match kind {
+                Type::Doris => adapters::stream_load::Dialect::Doris,
+                _ => adapters::stream_load::Dialect::StarRocks,
+            };
+            super::stream_load::stream_load(&section, dialect)
+                .map(|config| Target::StreamLoad(Box::new(config)))
+        }
+        #[cfg(not(feature = "stream-load"))]
+        Type::StarRocks | Type::Doris => {
+            item.fault("this build leaves StarRocks and Doris out", "build with the feature `stream-load`");
             return None;
         }
         // Its keys are not known: nothing more can be said of them.
