@@ -12,6 +12,7 @@ pub mod model;
 pub mod ownership;
 pub mod redis;
 pub mod rows;
+pub mod stream_load;
 pub mod targets;
 pub mod whole;
 

@@ -115,7 +115,10 @@ pub(crate) enum Sent {
     },
     /// The target refuses rows of it, whenever it is sent: no attempt has put anything in, and none can. The next [`Remote::cut`] of the same
     /// rows says which.
-    #[cfg_attr(not(feature = "stream-load"), expect(dead_code, reason = "others find such rows before they send"))]
+    #[cfg_attr(
+        not(feature = "stream-load"),
+        expect(dead_code, reason = "others find such rows before they send")
+    )]
     Refused {
         /// Without values.
         reason: String,

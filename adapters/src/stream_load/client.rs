@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, Uri, header};
 use http_body_util::Full;
 
+use super::reply::Reply;
 use crate::http_client::{Answer, Place, Wire};
 
 /// The largest answer, bytes.
@@ -130,8 +131,8 @@ impl Client {
                 whole = true;
             } else if whole {
                 return Ok(answer);
-            } else if status.is_server_error() {
-                return Err(Failure::Unsent(format!("{}: {status}", place.authority)));
+            } else if !status.is_success() || Reply::read(&answer.body).is_none() {
+                return Err(Failure::Unsent(format!("{}: {status} and no redirect", place.authority)));
             } else {
                 // It takes loads itself.
                 whole = true;
@@ -149,11 +150,11 @@ impl Client {
         body: Bytes,
     ) -> Result<Request<Full<Bytes>>, Failure> {
         let (user, password) = &self.server.user;
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, &place.authority)
-            .header(header::AUTHORIZATION, format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))));
+        let mut request =
+            Request::builder().method(method).uri(path).header(header::HOST, &place.authority).header(
+                header::AUTHORIZATION,
+                format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))),
+            );
         for (name, value) in headers {
             request = request.header(name.as_str(), value.as_bytes());
         }
@@ -244,10 +245,17 @@ mod tests {
         );
         let secure = Place::parse("https://fe:8030", "x").expect("it is good");
         assert!(target("https://be:1/x", Some(&secure)).is_ok());
-        assert_eq!(target("/x?b", Some(&secure)).map(|(place, path)| (place.port, path)), Ok((8030, "/x?b".to_owned())));
-        for (location, from) in
-            [("ftp://be/x", None), ("", Some(&secure)), ("file:///etc", None), ("/x", None), ("http://be/x", Some(&secure))]
-        {
+        assert_eq!(
+            target("/x?b", Some(&secure)).map(|(place, path)| (place.port, path)),
+            Ok((8030, "/x?b".to_owned()))
+        );
+        for (location, from) in [
+            ("ftp://be/x", None),
+            ("", Some(&secure)),
+            ("file:///etc", None),
+            ("/x", None),
+            ("http://be/x", Some(&secure)),
+        ] {
             assert!(target(location, from).is_err(), "{location}");
         }
     }

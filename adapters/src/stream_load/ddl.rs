@@ -138,10 +138,16 @@ pub(super) fn parse(text: &str) -> Result<Table, String> {
             table.columns.push(column(name, definition)?);
         }
     }
-    let models = [("DUPLICATE", Model::Duplicate), ("PRIMARY", Model::Primary), ("UNIQUE", Model::Unique), ("AGGREGATE", Model::Aggregate)];
+    let models = [
+        ("DUPLICATE", Model::Duplicate),
+        ("PRIMARY", Model::Primary),
+        ("UNIQUE", Model::Unique),
+        ("AGGREGATE", Model::Aggregate),
+    ];
     for at in 0..rest.len() {
         let bracket = rest.get(at + 2) == Some(&Token::Mark('('));
-        let found = models.iter().find(|(word, _)| is(rest.get(at), word) && is(rest.get(at + 1), "KEY") && bracket);
+        let found =
+            models.iter().find(|(word, _)| is(rest.get(at), word) && is(rest.get(at + 1), "KEY") && bracket);
         if let (Some((_, model)), true) = (found, table.key.is_empty()) {
             let (key, _) = inside(&rest[at + 3..]).ok_or("a bracket is not closed")?;
             (table.model, table.key) = (*model, names(key));
@@ -164,12 +170,14 @@ fn column(name: &str, definition: &[Token]) -> Result<Column, String> {
             length += 1;
             match token {
                 Token::Mark(mark) => {
-                    depth += i32::from(*mark == '(' || *mark == '<') - i32::from(*mark == ')' || *mark == '>');
+                    depth +=
+                        i32::from(*mark == '(' || *mark == '<') - i32::from(*mark == ')' || *mark == '>');
                     type_name.push(*mark);
                 }
                 Token::Name(name) => type_name.push_str(&format!("`{name}`")),
                 Token::Word(word) => {
-                    if type_name.ends_with(|mark: char| mark.is_alphanumeric() || mark == '_' || mark == '`') {
+                    if type_name.ends_with(|mark: char| mark.is_alphanumeric() || mark == '_' || mark == '`')
+                    {
                         type_name.push(' ');
                     }
                     type_name.push_str(word);
@@ -197,7 +205,9 @@ fn column(name: &str, definition: &[Token]) -> Result<Column, String> {
             column.default = match rest.get(at) {
                 Some(Token::Text(text)) => Otherwise::Literal(text.clone()),
                 Some(Token::Word(word)) if word.eq_ignore_ascii_case("NULL") => Otherwise::None,
-                Some(Token::Word(word)) if word.trim_start_matches('-').bytes().all(|digit| digit.is_ascii_digit()) => {
+                Some(Token::Word(word))
+                    if word.trim_start_matches('-').bytes().all(|digit| digit.is_ascii_digit()) =>
+                {
                     Otherwise::Literal(word.clone())
                 }
                 _ => Otherwise::Computed,
@@ -246,7 +256,13 @@ mod tests {
         assert_eq!(doris.columns[3].default, Otherwise::None);
         let plain = parse("CREATE TABLE t (`a` int) ENGINE=OLAP DISTRIBUTED BY RANDOM").expect("it is read");
         assert_eq!(plain.model, Model::Duplicate);
-        for text in ["", "CREATE TABLE t", "CREATE TABLE t (`a` int", "CREATE TABLE t (`a` \"int\")", "(`a` array<int)"] {
+        for text in [
+            "",
+            "CREATE TABLE t",
+            "CREATE TABLE t (`a` int",
+            "CREATE TABLE t (`a` \"int\")",
+            "(`a` array<int)",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -53,7 +53,8 @@ impl Encoder {
         }
         row.extend_from_slice(&layout.tag.to_le_bytes());
         if let Some(at) = layout.version {
-            let number = values::version(&layout.kinds[at], values[at]).map_err(|fault| self.bad(at, fault))?;
+            let number =
+                values::version(&layout.kinds[at], values[at]).map_err(|fault| self.bad(at, fault))?;
             row.extend_from_slice(&number.to_le_bytes());
         }
         row.push(b'{');

@@ -84,7 +84,9 @@ impl Loader {
         }
         match reply {
             Some(reply) if !answer.status.is_server_error() => Ok(reply),
-            _ => Err(Failure::Unclear(format!("{} with no answer of {}", answer.status, self.dialect.name()))),
+            _ => {
+                Err(Failure::Unclear(format!("{} with no answer of {}", answer.status, self.dialect.name())))
+            }
         }
     }
 
@@ -169,7 +171,10 @@ impl Loader {
     /// A good answer is one of this load, and of all of its rows.
     fn whole(load: Load<'_>, reply: &Reply) -> Result<(), String> {
         if reply.label.as_deref() != Some(load.label) {
-            return Err("the answer is of another label: a proxy, or a group or merge commit, which takes no labels".to_owned());
+            return Err(
+                "the answer is of another label: a proxy, or a group or merge commit, which takes no labels"
+                    .to_owned(),
+            );
         }
         match (reply.loaded, reply.differs(load.rows)) {
             (_, Some(why)) => Err(why),
@@ -194,24 +199,20 @@ impl Loader {
         }
     }
 
-    /// In two phases. `may`: whether a transaction of this number may be committed; else why not.
-    pub(super) async fn two(&mut self, load: Load<'_>, may: &(dyn Fn(Option<i64>) -> Result<(), String> + Sync)) -> Sent {
+    /// In two phases: the counts are looked at before the commit.
+    pub(super) async fn two(&mut self, load: Load<'_>) -> Sent {
         match self.dialect {
-            Dialect::StarRocks => self.transaction(load, may).await,
-            Dialect::Doris => self.prepared(load, may).await,
+            Dialect::StarRocks => self.transaction(load).await,
+            Dialect::Doris => self.prepared(load).await,
         }
     }
 
-    async fn transaction(&mut self, load: Load<'_>, may: &(dyn Fn(Option<i64>) -> Result<(), String> + Sync)) -> Sent {
-        let begun = match self.step("begin", load.label, None).await {
+    async fn transaction(&mut self, load: Load<'_>) -> Sent {
+        match self.step("begin", load.label, None).await {
             Err(Failure::Unsent(reason)) => return Sent::Out { reason, retry: true },
             Err(Failure::Unclear(reason)) => return self.by_state(load, reason, None).await,
             Ok(reply) if !reply.is_good() => return self.by_state(load, reply.plain(), Some(&reply)).await,
-            Ok(reply) => reply,
-        };
-        if let Err(why) = may(begun.txn) {
-            self.rollback(load.label).await;
-            return Sent::Unknown { reason: why };
+            Ok(_) => {}
         }
         let prepared = match self.step("load", load.label, Some(load)).await {
             Ok(reply) if reply.is_good() => self.step("prepare", load.label, None).await,
@@ -237,7 +238,7 @@ impl Loader {
         self.commit(load, None).await
     }
 
-    async fn prepared(&mut self, load: Load<'_>, may: &(dyn Fn(Option<i64>) -> Result<(), String> + Sync)) -> Sent {
+    async fn prepared(&mut self, load: Load<'_>) -> Sent {
         let reply = match self.stream(load, true).await {
             Err(Failure::Unsent(reason)) => return Sent::Out { reason, retry: true },
             Err(Failure::Unclear(reason)) => return self.by_state(load, reason, None).await,
@@ -255,12 +256,10 @@ impl Loader {
             return self.by_state(load, reply.plain(), Some(&reply)).await;
         }
         let Some(txn) = reply.txn else {
-            return Sent::Unknown { reason: "the answer to a load does not number its transaction".to_owned() };
+            return Sent::Unknown {
+                reason: "the answer to a load does not number its transaction".to_owned(),
+            };
         };
-        if let Err(why) = may(Some(txn)) {
-            self.abort(txn).await;
-            return Sent::Unknown { reason: why };
-        }
         if let Err(why) = Self::whole(load, &reply) {
             self.abort(txn).await;
             return self.by_state(load, format!("it was aborted: {why}"), Some(&reply)).await;
@@ -286,10 +285,7 @@ impl Loader {
         let sent = self.commit(load, None).await;
         match (self.dialect, &sent) {
             // Older ones commit by number only, and tell it to who loads under the label.
-            (Dialect::Doris, Sent::Unknown { .. }) => {
-                let reason = "what an earlier attempt has prepared cannot be committed".to_owned();
-                self.prepared(load, &move |_| Err(reason.clone())).await
-            }
+            (Dialect::Doris, Sent::Unknown { .. }) => self.prepared(load).await,
             _ => sent,
         }
     }
@@ -307,7 +303,12 @@ impl Loader {
     }
 
     /// How many of the rows are refused: a load that is never committed.
-    pub(super) async fn trial(&mut self, headers: &[(String, String)], rows: usize, body: &Bytes) -> Result<(usize, Reply), String> {
+    pub(super) async fn trial(
+        &mut self,
+        headers: &[(String, String)],
+        rows: usize,
+        body: &Bytes,
+    ) -> Result<(usize, Reply), String> {
         let mut headers = headers.to_vec();
         headers.retain(|(name, _)| name != "max_filter_ratio");
         headers.push(pair("max_filter_ratio", "1"));
@@ -363,21 +364,25 @@ impl Loader {
                 reply
             }
         };
-        reply.txn.ok_or_else(|| format!("no transaction can be begun: {}", reply.message.chars().take(300).collect::<String>()))
+        reply.txn.ok_or_else(|| {
+            format!("no transaction can be begun: {}", reply.message.chars().take(300).collect::<String>())
+        })
     }
 
     /// Asks in SQL: questions that hold no record's values.
     pub(super) async fn sql(&mut self, sql: &str) -> Result<Vec<SqlRow>, Failure> {
         let database = utf8_percent_encode(&self.database, NAME);
         let (path, body) = match self.dialect {
-            Dialect::StarRocks => {
-                (format!("/api/v1/catalogs/default_catalog/databases/{database}/sql"), json!({ "query": format!("{sql};") }))
-            }
+            Dialect::StarRocks => (
+                format!("/api/v1/catalogs/default_catalog/databases/{database}/sql"),
+                json!({ "query": format!("{sql};") }),
+            ),
             Dialect::Doris => (format!("/api/query/internal/{database}"), json!({ "stmt": sql })),
         };
         let headers = vec![pair("content-type", "application/json")];
         let body = Bytes::from(body.to_string());
-        let answer = self.client.ask(&Ask { method: Method::POST, path, headers, body, knock: Knock::No }).await?;
+        let answer =
+            self.client.ask(&Ask { method: Method::POST, path, headers, body, knock: Knock::No }).await?;
         let said = || String::from_utf8_lossy(&answer.body).chars().take(300).collect::<String>();
         if answer.status != StatusCode::OK {
             return Err(Failure::Unclear(format!("{}: {}", answer.status, said())));
@@ -441,6 +446,9 @@ mod tests {
         let doris = br#"{"msg":"success","code":0,"data":{"type":"result_set","meta":[{"name":"Key"}],"data":[["x"]],"time":1},"count":0}"#;
         assert_eq!(rows(Dialect::Doris, doris).expect("rows")[0]["key"], "x");
         assert!(rows(Dialect::Doris, b"{\"msg\":\"no\",\"code\":1,\"data\":\"denied\"}").is_none());
-        assert!(rows(Dialect::StarRocks, b"{\"status\":\"FAILED\"}").is_none() && rows(Dialect::StarRocks, b"<html>").is_none());
+        assert!(
+            rows(Dialect::StarRocks, b"{\"status\":\"FAILED\"}").is_none()
+                && rows(Dialect::StarRocks, b"<html>").is_none()
+        );
     }
 }

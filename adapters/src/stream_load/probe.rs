@@ -40,7 +40,10 @@ pub(super) async fn probe(config: &StreamLoadConfig, loader: &mut Loader) -> Res
                     "check user and password, that the table is there and that the user may SELECT from it; StarRocks answers SQL over HTTP from 3.2 on"
                 }
             };
-            return Err(vec![misfit(format!("{who} cannot be asked for the table: {}", failure.text()), remedy)]);
+            return Err(vec![misfit(
+                format!("{who} cannot be asked for the table: {}", failure.text()),
+                remedy,
+            )]);
         }
     };
     let text = shown.first().and_then(|row| row.get("create table")).cloned().unwrap_or_default();
@@ -71,7 +74,8 @@ pub(super) async fn probe(config: &StreamLoadConfig, loader: &mut Loader) -> Res
 }
 
 fn check_model(config: &StreamLoadConfig, found: &ddl::Table, misfits: &mut Vec<Misfit>) {
-    let property = |name: &str| found.properties.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    let property =
+        |name: &str| found.properties.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let sequence = property("function_column.sequence_col");
     let typed = property("function_column.sequence_type");
     let keyed = match config.dialect {
@@ -107,7 +111,12 @@ fn check_model(config: &StreamLoadConfig, found: &ddl::Table, misfits: &mut Vec<
     row_key.sort();
     if found.model == keyed.0 && key != row_key {
         misfits.push(misfit(
-            format!("{} is ({}), and row_key is ({})", keyed.1, found.key.join(", "), config.row_key.join(", ")),
+            format!(
+                "{} is ({}), and row_key is ({})",
+                keyed.1,
+                found.key.join(", "),
+                config.row_key.join(", ")
+            ),
             "have both name the same columns",
         ));
     }
@@ -125,7 +134,9 @@ fn check_model(config: &StreamLoadConfig, found: &ddl::Table, misfits: &mut Vec<
             "the table has a sequence column, and mode = \"upsert\" does not compare it",
             "use mode = \"upsert-if-newer\" with the sequence column as version",
         )),
-        Mode::UpsertIfNewer if typed.is_none() && !sequence.is_some_and(|name| Some(name) == config.version.as_deref()) => {
+        Mode::UpsertIfNewer
+            if typed.is_none() && !sequence.is_some_and(|name| Some(name) == config.version.as_deref()) =>
+        {
             misfits.push(misfit(
                 format!(
                     "the table's sequence column is {}, and the sink's version is {}",
@@ -143,7 +154,9 @@ fn check_model(config: &StreamLoadConfig, found: &ddl::Table, misfits: &mut Vec<
 async fn keep(config: &StreamLoadConfig, loader: &mut Loader, misfits: &mut Vec<Misfit>) -> Keep {
     let (seconds_of, loads_of): (&[&str], &str) = match config.dialect {
         Dialect::StarRocks => (&["label_keep_max_second"], "label_keep_max_num"),
-        Dialect::Doris => (&["label_keep_max_second", "streaming_label_keep_max_second"], "label_num_threshold"),
+        Dialect::Doris => {
+            (&["label_keep_max_second", "streaming_label_keep_max_second"], "label_num_threshold")
+        }
     };
     let told = loader.sql("ADMIN SHOW FRONTEND CONFIG LIKE '%label%'").await;
     let (mut seconds, mut loads) = match config.dialect {
@@ -171,14 +184,20 @@ async fn keep(config: &StreamLoadConfig, loader: &mut Loader, misfits: &mut Vec<
         if told.is_ok() && given > seconds {
             misfits.push(misfit(
                 format!("label_keep is {given} s, and the front-end keeps labels for {seconds} s"),
-                format!("leave label_keep out, or run ADMIN SET FRONTEND CONFIG (\"{}\" = \"{given}\")", seconds_of[seconds_of.len() - 1]),
+                format!(
+                    "leave label_keep out, or run ADMIN SET FRONTEND CONFIG (\"{}\" = \"{given}\")",
+                    seconds_of[seconds_of.len() - 1]
+                ),
             ));
         }
         seconds = seconds.min(given);
     }
     if seconds < LEAST_SECONDS {
         misfits.push(misfit(
-            format!("labels are kept for {seconds} s ({}), at least {LEAST_SECONDS} is needed", seconds_of.join(", ")),
+            format!(
+                "labels are kept for {seconds} s ({}), at least {LEAST_SECONDS} is needed",
+                seconds_of.join(", ")
+            ),
             "keep them for days: ADMIN SET FRONTEND CONFIG, and fe.conf",
         ));
     }
@@ -253,8 +272,21 @@ fn fill(
     let mut key = Vec::new();
     for name in &config.row_key {
         match index(name) {
-            Some(at) if matches!(kinds[at], Kind::Float | Kind::Double | Kind::Json | Kind::Array(_) | Kind::Map(..) | Kind::Struct(_)) => {
-                misfits.push(misfit(format!("row_key column {name:?} has type {}", columns[at].type_name), "name columns that can be a key"));
+            Some(at)
+                if matches!(
+                    kinds[at],
+                    Kind::Float
+                        | Kind::Double
+                        | Kind::Json
+                        | Kind::Array(_)
+                        | Kind::Map(..)
+                        | Kind::Struct(_)
+                ) =>
+            {
+                misfits.push(misfit(
+                    format!("row_key column {name:?} has type {}", columns[at].type_name),
+                    "name columns that can be a key",
+                ));
             }
             Some(at) => key.push(at),
             None => misfits.push(misfit(
@@ -265,9 +297,13 @@ fn fill(
     }
     let newer = config.mode == Mode::UpsertIfNewer;
     let version = config.version.as_deref().and_then(index).filter(|_| newer);
-    if newer && !version.is_some_and(|at| matches!(kinds[at], Kind::Int(..) | Kind::Date | Kind::DateTime(_))) {
+    if newer && !version.is_some_and(|at| matches!(kinds[at], Kind::Int(..) | Kind::Date | Kind::DateTime(_)))
+    {
         misfits.push(misfit(
-            format!("version {:?} is no column of an integer type, DATE or DATETIME", config.version.as_deref().unwrap_or_default()),
+            format!(
+                "version {:?} is no column of an integer type, DATE or DATETIME",
+                config.version.as_deref().unwrap_or_default()
+            ),
             "name such a column",
         ));
     }

@@ -63,8 +63,19 @@ impl Table {
         })
     }
 
+    /// Whether a load under a label that is not known cannot have been forgotten; else why it may have been. Nothing is begun under it.
+    async fn still_known(&mut self, headers: &[(String, String)], tried: &Tried) -> Result<(), String> {
+        let keep = self.layout().map_err(|error| error.to_string())?.keep.loads;
+        let now = self.loader.look(headers).await?;
+        forgotten(tried.blocks.as_deref(), now, keep)
+    }
+
     /// Those of `rows` that the servers refuse, with what they say: by loads that are never committed, of ever fewer rows.
-    async fn refused(&mut self, layout: &Layout, rows: &[(usize, &[u8])]) -> Result<HashMap<usize, String>, SinkError> {
+    async fn refused(
+        &mut self,
+        layout: &Layout,
+        rows: &[(usize, &[u8])],
+    ) -> Result<HashMap<usize, String>, SinkError> {
         let lost = |why: String| SinkError::NotApplied {
             reason: format!("nothing was sent: which rows are refused is not known: {why}"),
             retry: true,
@@ -77,7 +88,8 @@ impl Table {
                 continue;
             }
             let body = Bytes::from(body_of(layout.dialect, rows.iter().map(|(_, sent)| *sent)));
-            let (count, reply) = self.loader.trial(&headers(&layout.statement), rows.len(), &body).await.map_err(lost)?;
+            let (count, reply) =
+                self.loader.trial(&headers(&layout.statement), rows.len(), &body).await.map_err(lost)?;
             if count == rows.len() {
                 let lines = self.loader.error_lines(&reply).await;
                 let reason = lines.unwrap_or_else(|| format!("{} refuses it", layout.dialect.name()));
@@ -116,8 +128,8 @@ fn body_of<'a>(dialect: Dialect, rows: impl Iterator<Item = &'a [u8]>) -> Vec<u8
 }
 
 /// Why a label that is not known may have been forgotten, by the numbers of transactions before the first attempt and now.
-fn forgotten(before: Option<&str>, now: Option<i64>, keep: i64) -> Result<(), String> {
-    let since = before.and_then(|before| before.parse::<i64>().ok()).zip(now).map(|(before, now)| now - before);
+fn forgotten(before: Option<&str>, now: i64, keep: i64) -> Result<(), String> {
+    let since = before.and_then(|before| before.parse::<i64>().ok()).map(|before| now.saturating_sub(before));
     let since = match since {
         Some(since) if (0..=keep / 2).contains(&since) => return Ok(()),
         Some(since) if since >= 0 => since.to_string(),
@@ -165,6 +177,8 @@ impl Remote for Table {
 
     async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError> {
         let layout = self.layout()?;
+        // What was asked of an earlier batch.
+        (self.tried, self.seen) = (None, None);
         let rows: Vec<encode::Taken<'_>> = batch
             .rows
             .iter()
@@ -223,7 +237,9 @@ impl Remote for Table {
         let bytes: usize = sent.iter().map(|&row| rows[row].sent.len() + 1).sum();
         if bytes > MAX_BODY {
             return Err(SinkError::NotApplied {
-                reason: format!("the batch is {bytes} bytes of JSON, and a load takes {MAX_BODY}: lower the route's batch.max_bytes"),
+                reason: format!(
+                    "the batch is {bytes} bytes of JSON, and a load takes {MAX_BODY}: lower the route's batch.max_bytes"
+                ),
                 retry: false,
             });
         }
@@ -255,21 +271,17 @@ impl Remote for Table {
     async fn send(&mut self, statement: &str, part: &Part) -> Sent {
         let (headers, label) = (headers(statement), label(part));
         let load = Load { headers: &headers, label: &label, rows: part.rows, body: &part.body };
-        let keep = match self.layout() {
-            Ok(layout) => layout.keep.loads,
-            Err(error) => return Sent::Unknown { reason: error.to_string() },
-        };
-        let any = |_: Option<i64>| Ok(());
         let sent = match (self.tried.take(), self.seen.take()) {
             (Some(_), Some(LabelState::Prepared)) => self.loader.resume(load).await,
-            // The label is known, so that no load under it was forgotten. In one request: what an earlier attempt may have on the way into
-            // a transaction finds none.
+            // The label is known, so that no load under it was forgotten: none is begun under it once it may have been. In one request:
+            // what an earlier attempt may have on the way into a transaction finds none.
             (Some(_), Some(LabelState::Aborted)) => self.loader.one(load).await,
-            (Some(tried), _) => {
-                let may = |now: Option<i64>| forgotten(tried.blocks.as_deref(), now, keep);
-                self.loader.two(load, &may).await
-            }
-            (None, _) if self.config.two_phase => self.loader.two(load, &any).await,
+            (Some(tried), _) => match self.still_known(&headers, &tried).await {
+                Ok(()) if self.config.two_phase => self.loader.two(load).await,
+                Ok(()) => self.loader.one(load).await,
+                Err(reason) => Sent::Unknown { reason },
+            },
+            (None, _) if self.config.two_phase => self.loader.two(load).await,
             (None, _) => self.loader.one(load).await,
         };
         match &sent {
@@ -299,13 +311,17 @@ impl Remote for Table {
     async fn holds(&mut self, part: &Part) -> Result<Option<bool>, String> {
         let label = label(part);
         if self.short.contains(&label) {
-            return Err(format!("load {label} is committed with other rows than were sent: look into the table"));
+            return Err(format!(
+                "load {label} is committed with other rows than were sent: look into the table"
+            ));
         }
         let state = self.loader.state(&label).await?;
         self.seen = Some(state);
         match state {
             LabelState::In => Ok(Some(true)),
-            LabelState::Running => Err(format!("load {label} is still under way at the servers, or waits there for its time-out")),
+            LabelState::Running => Err(format!(
+                "load {label} is still under way at the servers, or waits there for its time-out"
+            )),
             LabelState::Prepared | LabelState::Aborted => Ok(Some(false)),
             LabelState::Absent => Ok(None),
         }
@@ -318,14 +334,46 @@ mod tests {
 
     #[test]
     fn p15_a_label_that_is_not_known_is_taken_for_new_up_to_half_of_what_is_kept() {
-        assert_eq!(forgotten(Some("100"), Some(600), 1000), Ok(()));
-        assert_eq!(forgotten(Some("100"), Some(100), 0), Ok(()));
-        assert!(forgotten(Some("100"), Some(601), 1000).is_err_and(|why| why.contains("501 transactions")));
+        assert_eq!(forgotten(Some("100"), 600, 1000), Ok(()));
+        assert_eq!(forgotten(Some("100"), 100, 0), Ok(()));
+        assert!(forgotten(Some("100"), 601, 1000).is_err_and(|why| why.contains("501 transactions")));
         // Behind a fail-over or a restore numbers may go back; and one may not be told.
-        for (before, now) in [(Some("100"), Some(99)), (None, Some(5)), (Some("100"), None), (Some("x"), Some(5))] {
-            assert!(forgotten(before, now, 1000).is_err_and(|why| why.contains("unknown number")), "{before:?}");
+        for (before, now) in [(Some("100"), 99), (None, 5), (Some("x"), 5)] {
+            assert!(
+                forgotten(before, now, 1000).is_err_and(|why| why.contains("unknown number")),
+                "{before:?}"
+            );
         }
-        assert_eq!(forgotten(Some("1"), Some(9_000_000), i64::MAX), Ok(()));
+        assert_eq!(forgotten(Some("1"), 9_000_000, i64::MAX), Ok(()));
+    }
+
+    /// Of ours the time counts, as of ClickHouse.
+    #[tokio::test]
+    async fn p15_past_half_of_the_time_that_labels_are_kept_no_repeat_is_surely_known() {
+        use super::super::{StreamLoadSink, layout::Keep};
+        let config = StreamLoadConfig::new(Dialect::Doris, "http://fe:8030", "d.t", "/nowhere");
+        let sink = StreamLoadSink::new(config.clone()).expect("a good URL");
+        let layout = Layout {
+            dialect: Dialect::Doris,
+            columns: Vec::new(),
+            kinds: Vec::new(),
+            defaults: Vec::new(),
+            key: Vec::new(),
+            version: None,
+            deletes: None,
+            statement: String::new(),
+            tag: 0,
+            keep: Keep { ms: 43_200_000, loads: 2000 },
+        };
+        *sink.probed.lock() = Some(Arc::new(layout));
+        let mut table = Table::new(Arc::new(config), sink.loader(), sink.probed.clone());
+        for (age_ms, known) in
+            [(0, true), (21_600_000, true), (21_600_001, false), (-30_000, true), (-60_001, false)]
+        {
+            let answer = table.knows_repeats(Tried { age_ms, blocks: None }).await.expect("no one is asked");
+            assert_eq!(answer.is_ok(), known, "{age_ms}");
+            assert!(known || answer.is_err_and(|why| why.contains("labels are kept for 43200 s")));
+        }
     }
 
     #[test]

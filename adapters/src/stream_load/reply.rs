@@ -97,7 +97,10 @@ impl Reply {
         let many = ["-235", "too many tablet versions", "too many versions", "too_many_version"];
         let lower = self.message.to_lowercase();
         if many.iter().any(|sign| lower.contains(sign)) {
-            return format!("{}: the table has too many versions (-235): loads are too small or too many", self.status);
+            return format!(
+                "{}: the table has too many versions (-235): loads are too small or too many",
+                self.status
+            );
         }
         let text = without_values(&self.message);
         if text.is_empty() { self.status.clone() } else { format!("{}: {text}", self.status) }
@@ -186,7 +189,8 @@ mod tests {
         let reply = Reply::read(back).expect("it is one");
         assert!(reply.is_good() && reply.differs(3).is_none() && reply.txn == Some(7));
         assert!(reply.differs(4).is_some_and(|why| why.contains("3 of 4 rows")));
-        let front = Reply::read(br#"{"status":"FAILED","msg":"Access denied for user 'x'"}"#).expect("it is one");
+        let front =
+            Reply::read(br#"{"status":"FAILED","msg":"Access denied for user 'x'"}"#).expect("it is one");
         assert!(!front.may_pass() && front.plain() == "FAILED: Access denied for user '..'");
         let exists = Reply::read(
             br#"{"TxnId":-1,"Status":"Label Already Exists","ExistingJobStatus":"RUNNING","Message":"Label [l] has already been used, relate to txn [12]"}"#,
@@ -196,7 +200,8 @@ mod tests {
         assert!(Reply::read(b"{\"TxnId\":1}").is_none() && Reply::read(b"<html>").is_none());
         let late = Reply::read(br#"{"Status":"Publish Timeout","TxnId":3}"#).expect("it is one");
         assert!(late.is_late() && !late.is_good());
-        let many = Reply::read(br#"{"Status":"Fail","Message":"tablet error: [E-235]too many tablet versions"}"#);
+        let many =
+            Reply::read(br#"{"Status":"Fail","Message":"tablet error: [E-235]too many tablet versions"}"#);
         assert!(many.expect("it is one").plain().contains("too many versions (-235)"));
     }
 
@@ -214,7 +219,10 @@ mod tests {
             assert_eq!(label_state(body), Ok(state));
         }
         assert!(label_state(br#"{"state":"MAYBE"}"#).is_err() && label_state(b"<html>").is_err());
-        assert_eq!(label_state(br#"{"msg":"unknown database 'd'"}"#), Err("unknown database '..'".to_owned()));
+        assert_eq!(
+            label_state(br#"{"msg":"unknown database 'd'"}"#),
+            Err("unknown database '..'".to_owned())
+        );
     }
 
     #[test]

@@ -78,7 +78,12 @@ impl Reader<'_> {
             self.at += end + 1;
             return Ok(word);
         }
-        let length = self.rest().chars().take_while(|mark| mark.is_alphanumeric() || *mark == '_').map(char::len_utf8).sum();
+        let length = self
+            .rest()
+            .chars()
+            .take_while(|mark| mark.is_alphanumeric() || *mark == '_')
+            .map(char::len_utf8)
+            .sum();
         if length == 0 {
             return Err(self.bad());
         }
@@ -157,15 +162,14 @@ impl Reader<'_> {
             "largeint" => Kind::Int(i128::MIN, i128::MAX),
             "float" => Kind::Float,
             "double" => Kind::Double,
-            "decimal" | "decimalv2" | "decimalv3" | "decimal32" | "decimal64" | "decimal128" | "decimal256" => {
-                match numbers[..] {
-                    [precision, scale] if (1..=76).contains(&precision) && scale <= precision => {
-                        Kind::Decimal { precision, scale }
-                    }
-                    [precision] if (1..=76).contains(&precision) => Kind::Decimal { precision, scale: 0 },
-                    _ => return Err(self.bad()),
+            "decimal" | "decimalv2" | "decimalv3" | "decimal32" | "decimal64" | "decimal128"
+            | "decimal256" => match numbers[..] {
+                [precision, scale] if (1..=76).contains(&precision) && scale <= precision => {
+                    Kind::Decimal { precision, scale }
                 }
-            }
+                [precision] if (1..=76).contains(&precision) => Kind::Decimal { precision, scale: 0 },
+                _ => return Err(self.bad()),
+            },
             "char" => Kind::Text(numbers.first().copied().unwrap_or(1)),
             "varchar" => Kind::Text(numbers.first().copied().unwrap_or_else(|| longest(self.dialect))),
             "string" | "text" => Kind::Text(longest(self.dialect)),
@@ -175,7 +179,9 @@ impl Reader<'_> {
             "date" | "datev2" => Kind::Date,
             "datetime" | "datetimev2" => {
                 let digits = numbers.first().copied().unwrap_or(if doris { 0 } else { 6 });
-                Kind::DateTime(u32::try_from(digits).ok().filter(|digits| *digits <= 6).ok_or_else(|| self.bad())?)
+                Kind::DateTime(
+                    u32::try_from(digits).ok().filter(|digits| *digits <= 6).ok_or_else(|| self.bad())?,
+                )
             }
             "json" | "jsonb" => Kind::Json,
             "ipv4" if doris => Kind::Ipv4,
@@ -209,7 +215,11 @@ mod tests {
             (Doris, "datetime", Kind::DateTime(0)),
             (Doris, "datetimev2(3)", Kind::DateTime(3)),
             (Doris, "ipv6", Kind::Ipv6),
-            (StarRocks, "array<array<int(11)>>", Kind::Array(Box::new(Kind::Array(Box::new(Kind::Int(i32::MIN.into(), i32::MAX.into())))))),
+            (
+                StarRocks,
+                "array<array<int(11)>>",
+                Kind::Array(Box::new(Kind::Array(Box::new(Kind::Int(i32::MIN.into(), i32::MAX.into()))))),
+            ),
             (
                 Doris,
                 "struct<a:varchar(5), `b c`: map<text,bigint>>",
@@ -222,7 +232,17 @@ mod tests {
         ] {
             assert_eq!(parse(dialect, text), Ok(kind), "{text}");
         }
-        for text in ["", "bitmap", "hll", "decimal(77,1)", "array<json>", "array<int", "int)", "variant", "datetime(7)"] {
+        for text in [
+            "",
+            "bitmap",
+            "hll",
+            "decimal(77,1)",
+            "array<json>",
+            "array<int",
+            "int)",
+            "variant",
+            "datetime(7)",
+        ] {
             assert!(parse(Doris, text).is_err(), "{text}");
         }
         assert!(parse(Doris, "varbinary").is_err() && parse(StarRocks, "ipv4").is_err());

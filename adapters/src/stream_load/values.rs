@@ -65,7 +65,9 @@ pub(super) fn put(kind: &Kind, value: Value<'_>, out: &mut Vec<u8>) -> Result<()
             Ok(())
         }),
         Kind::Json => match value {
-            Value::Json(json) if matches!(json.as_bytes().first(), Some(b'{' | b'[')) => put_json(json, DEEPEST, out),
+            Value::Json(json) if matches!(json.as_bytes().first(), Some(b'{' | b'[')) => {
+                put_json(json, DEEPEST, out)
+            }
             other => Err(needs("an object or an array", other)),
         },
         Kind::Array(inner) => {
@@ -153,7 +155,8 @@ pub(super) fn integer(text: &str, low: i128, high: i128) -> Result<i128, Fault> 
     if significant.scale() > 0 {
         return Err("needs an integer, got a fraction".into());
     }
-    let range = || Fault::from(if decimal.negative { format!("below {low}") } else { format!("above {high}") });
+    let range =
+        || Fault::from(if decimal.negative { format!("below {low}") } else { format!("above {high}") });
     if significant.point > 39 {
         return Err(range());
     }
@@ -234,9 +237,9 @@ fn put_text(value: Value<'_>, most: usize, out: &mut Vec<u8>) -> Result<(), Faul
         Value::Json(json) if matches!(json.as_bytes().first(), Some(b'{' | b'[')) => json.into(),
         Value::Json(json) => decode::string(json, &mut String::new())?.to_owned().into(),
         Value::Text(text) => text.into(),
-        Value::Bytes(bytes) => {
-            std::str::from_utf8(bytes).map_err(|_| Fault::Borrowed("is not UTF-8, which a text column needs"))?.into()
-        }
+        Value::Bytes(bytes) => std::str::from_utf8(bytes)
+            .map_err(|_| Fault::Borrowed("is not UTF-8, which a text column needs"))?
+            .into(),
         Value::Integer(integer) => integer.to_string().into(),
         other => return Err(needs("a string", other)),
     };
@@ -428,7 +431,11 @@ mod tests {
         for (kind, json, out) in [
             ("tinyint", "-128", "\"-128\""),
             ("bigint", "9223372036854775807", "\"9223372036854775807\""),
-            ("largeint", "-170141183460469231731687303715884105728", "\"-170141183460469231731687303715884105728\""),
+            (
+                "largeint",
+                "-170141183460469231731687303715884105728",
+                "\"-170141183460469231731687303715884105728\"",
+            ),
             ("int", "\"5.0\"", "\"5\""),
             ("decimal(9,2)", "-1.50", "\"-1.5\""),
             ("decimal(9,3)", "0.005", "\"0.005\""),

@@ -171,8 +171,7 @@ pub(super) const MOST_OF_BATCH: (i64, u64) = (1_000_000, 1 << 30);
 const LATER: [&str; 3] = ["duckdb", "elasticsearch", "opensearch"];
 
 /// Those that it has.
-const TYPES: &str =
-    "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\", \"clickhouse\", \"starrocks\", \"doris\" or \"http\"";
+const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\", \"clickhouse\", \"starrocks\", \"doris\" or \"http\"";
 
 #[derive(Clone, Copy)]
 enum Type {
