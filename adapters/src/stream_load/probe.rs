@@ -135,7 +135,7 @@ fn check_model(config: &StreamLoadConfig, found: &ddl::Table, misfits: &mut Vec<
             "use mode = \"upsert-if-newer\" with the sequence column as version",
         )),
         Mode::UpsertIfNewer
-            if typed.is_none() && !sequence.is_some_and(|name| Some(name) == config.version.as_deref()) =>
+            if typed.is_none() && sequence.is_none_or(|name| Some(name) != config.version.as_deref()) =>
         {
             misfits.push(misfit(
                 format!(

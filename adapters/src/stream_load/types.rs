@@ -228,7 +228,7 @@ mod tests {
                     ("b c".into(), Kind::Map(Box::new(Kind::Text(1 << 20)), Box::new(bigint.clone()))),
                 ]),
             ),
-            (StarRocks, "struct<a bigint(20)>", Kind::Struct(vec![("a".into(), bigint.clone())])),
+            (StarRocks, "struct<a bigint(20)>", Kind::Struct(vec![("a".into(), bigint)])),
         ] {
             assert_eq!(parse(dialect, text), Ok(kind), "{text}");
         }

@@ -16,7 +16,7 @@ fn environment(name: &str) -> Option<String> {
     match name {
         "DATABASE_URL" => Some("postgres://app:hunter2@127.0.0.1:5432/app".into()),
         "REDIS_URL" => Some("redis://app:hunter2@127.0.0.1:6379/0".into()),
-        "CLICKHOUSE_PASSWORD" => Some("hunter3".into()),
+        "CLICKHOUSE_PASSWORD" | "STARROCKS_PASSWORD" => Some("hunter3".into()),
         "TOKEN" => Some("0123456789abcdef".into()),
         "NUMBER" => Some("7".into()),
         _ => None,
@@ -310,13 +310,51 @@ fn sinks_are_checked_by_mode() {
         let errors = errors(&sink(lines));
         assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
     }
-    let doris = sink("user = \"me\"").replace("sqlite", "doris");
-    assert!(errors(&doris)[0].contains("sinks of type \"doris\" are not in this build"));
+    let duckdb = sink("user = \"me\"").replace("sqlite", "duckdb");
+    assert!(errors(&duckdb)[0].contains("sinks of type \"duckdb\" are not in this build"));
     let memory = sink("").replace("x.db", ":memory:");
     assert!(errors(&memory)[0].contains("is no file"));
     let verify = sink("mode = \"upsert\"\nrow_key = [\"a\"]")
         .replace("key = \"/id\"", "key = \"/id\"\nlate = \"verify-in-sink\"");
     assert!(errors(&verify)[0].contains("does not fit mode \"upsert\""));
+}
+
+#[cfg(feature = "stream-load")]
+#[test]
+fn starrocks_and_doris_sinks_have_front_ends_and_a_journal() {
+    use adapters::stream_load::{Dialect, StreamLoadConfig};
+    let sink = |lines: &str| {
+        let named = "[sinks.s]\ntype = \"doris\"\ntable = \"d.t\"\n";
+        format!("[routes.r]\nsink = \"s\"\nkey = \"/id\"\n{named}{lines}\n")
+    };
+    let read = |text: &str| load(text, environment).unwrap().sinks["s"].stream_load().expect("it is one");
+    let one = sink("journal = \"j\"\nurl = \"http://me:hunter2@fe:8030\"");
+    let plain = read(&one);
+    assert_eq!(plain, StreamLoadConfig::new(Dialect::Doris, "http://me:hunter2@fe:8030", "d.t", "j"));
+    assert!(!format!("{plain:?}").contains("hunter2"));
+    assert_eq!(read(&one.replace("doris", "starrocks")).dialect, Dialect::StarRocks);
+    let full = read(&sink(
+        "journal = \"j\"\nurls = [\"http://a:1\", \"https://b\"]\nmode = \"upsert-if-newer\"\nrow_key = [\"a\"]\nversion = \"v\"\n\
+         user = \"u\"\npassword = \"p\"\nload = \"two-phase\"\nlabel_keep = \"6h\"\nrequest_timeout = \"5s\"",
+    ));
+    assert_eq!((full.urls.len(), full.two_phase, full.request_timeout.as_secs()), (2, true, 5));
+    assert_eq!(full.label_keep.map(|keep| keep.as_secs()), Some(21_600));
+    assert_eq!((full.version.as_deref(), full.user), (Some("v"), Some(("u".to_owned(), "p".to_owned()))));
+    for (lines, says) in [
+        ("journal = \"j\"", "`url` is missing"),
+        ("url = \"http://a\"", "`journal` is missing"),
+        ("journal = \"j\"\nurl = \"http://a\"\nurls = [\"http://b\"]", "beside url"),
+        ("journal = \"j\"\nurl = \"tcp://a\"", "is no URL of a Doris front-end"),
+        ("journal = \"j\"\nurl = \"http://a\"\npassword = \"secret\"", "is of no user"),
+        ("journal = \"j\"\nurl = \"http://a\"\nload = \"three-phase\"", "load"),
+        ("journal = \"j\"\nurl = \"http://a\"\nlabel_keep = \"5m\"", "label_keep"),
+    ] {
+        let errors = errors(&sink(lines));
+        assert!(errors.len() == 1 && errors[0].contains(says), "{lines}: {errors:?}");
+        assert!(!errors[0].contains("secret"), "{errors:?}");
+    }
+    let short = one.replace("d.t", "t");
+    assert!(errors(&short)[0].contains("is not DATABASE.TABLE"), "{:?}", errors(&short));
 }
 
 #[cfg(feature = "clickhouse")]
