@@ -154,6 +154,18 @@ impl Held {
         }
     }
 
+    /// Of a store in memory.
+    pub(crate) fn twin(&self) -> Self {
+        Held {
+            bound: self.bound.clone(),
+            pending: self.pending.clone(),
+            retire_ms: self.retire_ms,
+            slot_bytes: self.slot_bytes,
+            group_keys: self.group_keys,
+            ..Held::new(self.state.clone(), self.durable, self.slot_bytes.1)
+        }
+    }
+
     /// Fail-stop.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         match &self.stopped {

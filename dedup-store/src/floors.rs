@@ -60,7 +60,7 @@ const LONGEST_STEP_MS: i64 = 2_000;
 
 /// Time as far as it was seen to pass. Idleness is counted by it: a process that was stopped, and a wall clock that was set, have seen
 /// nothing of the time between.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Steps {
     passed_ms: i64,
     /// The wall clock's last word, ms.
@@ -96,7 +96,7 @@ impl Steps {
 }
 
 /// When something was last heard of a shard.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Seen {
     /// By [`Steps`]; none since the store was opened. It counts as active until the first call says the time, so that a shard that is
     /// slow to come back does not find itself late.
@@ -111,12 +111,14 @@ impl Seen {
     }
 }
 
+#[derive(Clone)]
 struct Shard {
     checkpoint: Checkpoint,
     seen: Seen,
 }
 
 /// Checkpoints of the shards, and the watermark of the route: the minimum over the shards that are not idle. Never goes back.
+#[derive(Clone)]
 pub(crate) struct Clock {
     spans: Spans,
     steps: Steps,

@@ -83,6 +83,7 @@ impl Layer {
 }
 
 /// A plane and which of its columns are not empty: asked, being filled, or retired and not cleared yet.
+#[derive(Clone)]
 struct Columns {
     plane: Arc<Plane>,
     used: u16,
@@ -237,6 +238,7 @@ pub struct SlotStats {
 }
 
 /// All facts of a route.
+#[derive(Clone)]
 pub(crate) struct Slots {
     sizes: SlotSizes,
     pub(crate) open: Table,

@@ -101,6 +101,7 @@ impl Tombstone {
 }
 
 /// All that is known of one route.
+#[derive(Clone)]
 pub(crate) struct State {
     spans: Spans,
     slots: Slots,

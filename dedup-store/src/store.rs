@@ -177,6 +177,22 @@ impl Store {
         Store { options, shared: Arc::new(shared), disk: None, threads: Vec::new(), _lock: None }
     }
 
+    /// A second store that holds what this one holds now, claims included, and keeps nothing on disk: for models, which try many
+    /// futures of one present. None for a store on disk.
+    pub fn twin(&self) -> Option<Self> {
+        if self.shared.files.is_some() {
+            return None;
+        }
+        let shared = Shared::new(self.shared.held.lock().twin(), None, self.options.commit_interval_ms);
+        Some(Store {
+            options: self.options.clone(),
+            shared: Arc::new(shared),
+            disk: None,
+            threads: Vec::new(),
+            _lock: None,
+        })
+    }
+
     /// The identity that the store was bound to, if any.
     pub fn identity(&self) -> Option<Identity> {
         self.shared.held.lock().bound.as_ref().map(|(identity, _)| identity.clone())

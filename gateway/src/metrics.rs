@@ -477,6 +477,11 @@ impl RouteMetrics {
         self.sink_errors[SinkErrorKind::Regressed as usize].inc();
     }
 
+    #[cfg(test)]
+    pub(crate) fn regressed_so_far(&self) -> u64 {
+        self.sink_errors[SinkErrorKind::Regressed as usize].get()
+    }
+
     /// `n` source records lay below their shard's position and were skipped (P7).
     pub fn replayed(&self, n: u64) {
         self.replayed.inc_by(n);

@@ -136,6 +136,29 @@ impl Route {
         }
     }
 
+    /// The same once more, with a store of its own that knows as much; nobody sees the sink.
+    #[cfg(test)]
+    pub(crate) fn twin(&self) -> Self {
+        let store = self.store.twin().expect("the stores of models keep nothing on disk");
+        let twin = Self::new(
+            self.name.clone(),
+            Arc::new(store),
+            self.hasher.clone(),
+            self.rules.clone(),
+            self.metrics.clone(),
+            self.arrival,
+            self.marks,
+        );
+        *twin.history.write() = *self.history.read();
+        twin.learnt.store(self.learnt.load(Ordering::Acquire), Ordering::Release);
+        twin
+    }
+
+    #[cfg(test)]
+    pub(crate) fn learnt_history(&self) -> u64 {
+        self.learnt.load(Ordering::Acquire)
+    }
+
     /// The reason why a lane is not ready, or that it is.
     pub(crate) fn set_trouble(&self, lane: u32, reason: Option<String>) {
         let mut trouble = self.trouble.lock();

@@ -3,6 +3,8 @@
 mod check;
 mod deliver;
 pub(crate) mod judge;
+#[cfg(test)]
+mod models;
 pub(crate) mod own;
 pub(crate) mod run;
 mod settle;

@@ -61,7 +61,7 @@ pub(crate) struct Lane {
     pub(super) route: Arc<Route>,
     pub(super) session: Box<dyn Session>,
     pub(super) inbox: mpsc::Receiver<ToLane>,
-    hand_overs: Arc<AtomicUsize>,
+    pub(super) hand_overs: Arc<AtomicUsize>,
     pub(super) events: Option<mpsc::UnboundedSender<FromLane>>,
     pub(super) letters: Option<Box<dyn DeadLetters>>,
     /// The lane's own shard for callers' records, if it has one.
@@ -74,7 +74,7 @@ pub(crate) struct Lane {
     /// A record that others waited for is gone: the parked are looked at again.
     pub(super) unpark: bool,
     /// Counts the records that were queued.
-    queued: u64,
+    pub(super) queued: u64,
     /// The history that the lane's shards were acquired in.
     pub(super) history: u64,
     /// Of the connection on which the lane's shards were acquired and compared.
@@ -91,14 +91,14 @@ pub(crate) struct Lane {
     pub(super) heartbeat_at: Instant,
     pub(super) expired_at: Instant,
     pub(super) stopping: bool,
-    tick_at: Instant,
+    pub(super) tick_at: Instant,
     pub(super) positions_at: Instant,
     /// The lane ends without knowing what became of a batch.
     pub(super) unresolved: bool,
     /// The last batch of positions was sent before the lane ends.
-    last_positions: bool,
+    pub(super) last_positions: bool,
     /// It was said that the lane has callers' records at hand.
-    busy: bool,
+    pub(super) busy: bool,
     /// Another owner has the lane's own shard.
     pub(super) held_elsewhere: bool,
     /// When the route was first seen to end.
@@ -462,13 +462,13 @@ impl Lane {
         }
     }
 
-    fn positions_moved(&self) -> bool {
+    pub(super) fn positions_moved(&self) -> bool {
         self.slots.iter().any(|(&slot, shard)| slot != CALL_SLOT && shard.prefix() > shard.position)
     }
 
     /// Whether a parked record's key came free or was settled. Those that wait for an earlier record go when that goes: if
     /// they were looked at for their own key, the lane would spin over them.
-    fn parked_can_go(&self) -> bool {
+    pub(super) fn parked_can_go(&self) -> bool {
         let free = |parked: &Parked| {
             let key = self.works.named(parked.taken).fingerprint;
             parked.on == WaitsFor::Key

@@ -7,6 +7,7 @@ use dedup_store::Checkpoint;
 
 /// One owned shard.
 #[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub(crate) struct OwnedShard {
     pub(crate) id: ShardId,
     pub(crate) epoch: i64,

@@ -31,6 +31,10 @@ pub(crate) struct Work {
     reply: Option<oneshot::Sender<Vec<Answer>>>,
 }
 
+/// Who hears the answers of which chunk.
+#[cfg(test)]
+pub(crate) type Heard = Vec<(u32, oneshot::Receiver<Vec<Answer>>)>;
+
 /// A slab of chunks.
 #[derive(Default)]
 pub(crate) struct Works {
@@ -86,6 +90,35 @@ impl Works {
                 reply: None,
             })
         })
+    }
+
+    /// The same once more, and who hears the answers of the callers' chunks in it.
+    #[cfg(test)]
+    pub(crate) fn twin(&self) -> (Self, Heard) {
+        let mut heard = Vec::new();
+        let twin_of = |(id, work): (usize, &Option<Work>)| {
+            let work = work.as_ref()?;
+            let reply = work.reply.is_some().then(|| {
+                let (reply, answers) = oneshot::channel();
+                heard.push((id as u32, answers));
+                reply
+            });
+            Some(Work {
+                chunk: work.chunk.clone(),
+                generations: work.generations.clone(),
+                answers: work.answers.clone(),
+                reply,
+                ..*work
+            })
+        };
+        let slots = self.slots.iter().enumerate().map(twin_of).collect();
+        (Self { slots, free: self.free.clone(), bytes: self.bytes }, heard)
+    }
+
+    /// All chunks count as cut since the last seek.
+    #[cfg(test)]
+    pub(crate) fn forget_generations(&mut self) {
+        self.slots.iter_mut().flatten().for_each(|work| work.generations = None);
     }
 
     fn insert(&mut self, work: Work) -> u32 {
