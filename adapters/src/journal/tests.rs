@@ -23,6 +23,8 @@ enum Reply {
     In,
     /// It does not, and says so.
     Out,
+    /// It has rows that are never taken, and says so.
+    Refused,
     /// It does not go in, and nobody is told.
     LostBefore,
     /// It goes in, and nobody is told.
@@ -39,6 +41,8 @@ struct World {
     /// The next replies; `In` once they are used up.
     replies: VecDeque<Reply>,
     sent: usize,
+    /// It was told that rows are refused: the next cut finds those with a `?`.
+    suspects: bool,
     forgets: bool,
     /// It forgets all once it was sent so many.
     forgets_after: Option<usize>,
@@ -64,6 +68,9 @@ impl Remote for Target {
         for (index, row) in batch.rows.iter().enumerate() {
             cut.outcomes.push(match row.bytes.first() {
                 Some(b'!') => RowOutcome::Refused { reason: "no".to_owned() },
+                Some(_) if self.0.lock().suspects && row.bytes.ends_with(b"?") => {
+                    RowOutcome::Refused { reason: "not by the target".to_owned() }
+                }
                 first => {
                     parts.entry(first.copied().unwrap_or_default()).or_default().push(index);
                     RowOutcome::Written
@@ -101,6 +108,10 @@ impl Remote for Target {
         match reply {
             Reply::In => Sent::In,
             Reply::Out => Sent::Out { reason: "refused".to_owned(), retry: false },
+            Reply::Refused => {
+                world.suspects = true;
+                Sent::Refused { reason: "rows are refused".to_owned() }
+            }
             Reply::LostBefore | Reply::LostAfter => Sent::Unknown { reason: "no reply".to_owned() },
         }
     }
@@ -322,6 +333,42 @@ async fn p15_one_batch_driven_fifty_times_has_one_effect() {
         (bed.states[0].sequence, bed.states[0].position, bed.states[0].watermark_ms),
         (1, Some(10), 100)
     );
+}
+
+/// Rows that only the target refuses cost one outcome each, in the call that finds them, or once an earlier attempt was given back.
+#[tokio::test]
+async fn rule10_a_batch_with_rows_that_the_target_refuses_goes_without_them() {
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::Refused]);
+    let receipts = bed.deliver_so(&["a1", "a2?", "a3"], OnRefused::DeadLetter, &[]).await.unwrap();
+    assert!(matches!(
+        receipts.rows[..],
+        [RowOutcome::Written, RowOutcome::Refused { .. }, RowOutcome::Written]
+    ));
+    assert_eq!((bed.target.rows(), bed.open()), (vec!["a1".to_owned(), "a3".to_owned()], 0));
+    assert_eq!(bed.count("SELECT count(*) FROM oncegate_dead_letters"), 1);
+
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::LostBefore, Reply::Refused]);
+    unknown(bed.deliver(&["a1", "a2?"]).await);
+    assert_eq!(bed.resolve().await.unwrap(), Resolution::NotApplied);
+    assert_eq!((bed.states[0].sequence, bed.open(), bed.target.rows().len()), (0, 0, 0));
+    let receipts = bed.deliver(&["a1", "a2?"]).await.unwrap();
+    assert!(matches!(receipts.rows[..], [RowOutcome::Written, RowOutcome::Refused { .. }]));
+
+    // Behind a part that is in nothing can be given back: it stays, and is tried again.
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::In, Reply::Refused, Reply::In]);
+    let reason = unknown(bed.deliver(&["a1", "b1?"]).await);
+    assert!(reason.contains("part 2 of 2 is refused, and others are in"), "{reason}");
+    assert!(matches!(bed.resolve().await.unwrap(), Resolution::Applied(_)));
+
+    // One that never says which rows: so often, and then it is up to the caller.
+    let mut bed = Bed::new().await;
+    bed.target.next(&[Reply::Refused; 3]);
+    let given_up = bed.deliver(&["a1"]).await.unwrap_err();
+    assert!(matches!(given_up, SinkError::NotApplied { retry: true, .. }), "{given_up}");
+    assert_eq!((bed.target.sent(), bed.open()), (3, 0));
 }
 
 #[tokio::test]

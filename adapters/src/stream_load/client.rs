@@ -100,10 +100,11 @@ impl Client {
         Err(Failure::Unsent(faults.join("; ")))
     }
 
-    /// Reads a page that an answer has named, at most `bound` bytes of it.
+    /// Reads a page that an answer has named, without showing who asks.
     pub(super) async fn page(&mut self, url: &str) -> Option<Bytes> {
         let (place, path) = target(url, None).ok()?;
-        let request = self.request(&place, &Method::GET, &path, &[], Bytes::new()).ok()?;
+        let mut request = self.request(&place, &Method::GET, &path, &[], Bytes::new()).ok()?;
+        request.headers_mut().remove(header::AUTHORIZATION);
         let answer = self.exchange(&place, request).await.ok()?;
         (answer.status == StatusCode::OK).then_some(answer.body)
     }

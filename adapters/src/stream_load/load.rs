@@ -364,6 +364,9 @@ impl Loader {
                 reply
             }
         };
+        if reply.label.as_ref().is_some_and(|given| *given != label) {
+            return Err("the answer is of another label: the server, or a proxy, takes none".to_owned());
+        }
         reply.txn.ok_or_else(|| {
             format!("no transaction can be begun: {}", reply.message.chars().take(300).collect::<String>())
         })
