@@ -35,8 +35,8 @@ use crate::{
     report::{Report, Row},
 };
 
-const CONNECTIONS: usize = 64;
-const JSON: &str = "application/json";
+pub(crate) const CONNECTIONS: usize = 64;
+pub(crate) const JSON: &str = "application/json";
 const TABLE: &str = "(order_id text PRIMARY KEY, user_id bigint NOT NULL, amount numeric NOT NULL, currency text NOT NULL, note text NOT NULL)";
 const NDJSON_RECORDS: u64 = 1_000;
 
@@ -104,7 +104,7 @@ async fn against_postgres(report: &mut Report, time: Duration) {
     });
 }
 
-fn order(n: u64) -> String {
+pub(crate) fn order(n: u64) -> String {
     let id = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17);
     format!(
         r#"{{"order_id":"{id:016x}","user_id":{n},"amount":"{}.50","currency":"EUR","note":"a note of some thirty characters"}}"#,
@@ -169,23 +169,39 @@ async fn pgbench(postgres: &Postgres, client: &tokio_postgres::Client, time: Dur
     }
 }
 
-/// A process of its own, as the gateway is.
+/// A server of the bench in a process of its own, as the gateway is.
+pub(crate) struct Served {
+    child: std::process::Child,
+    pub(crate) address: SocketAddr,
+}
+
+impl Served {
+    /// Runs this program with `arguments`; it says its address.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this program has a file"))
+            .args(arguments)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("a pipe");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)
+            .expect("the server says its address");
+        Self { child, address: line.trim().parse().expect("an address") }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).expect("the server ends");
+    }
+}
+
 async fn echo(time: Duration) -> Row {
-    let mut child = Command::new(std::env::current_exe().expect("this program has a file"))
-        .arg("echo")
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("the echo starts");
-    let mut line = String::new();
-    std::io::BufRead::read_line(
-        &mut std::io::BufReader::new(child.stdout.take().expect("a pipe")),
-        &mut line,
-    )
-    .expect("the echo says its address");
-    let address: SocketAddr = line.trim().parse().expect("an address");
+    let echo = Served::start(&["echo"]);
     let load =
-        load::run(address, CONNECTIONS, time, |n| Some(post("/v1/orders", JSON, &order(n % 1_000)))).await;
-    child.kill().and_then(|()| child.wait()).expect("the echo ends");
+        load::run(echo.address, CONNECTIONS, time, |n| Some(post("/v1/orders", JSON, &order(n % 1_000))))
+            .await;
     Row {
         figure: "copies only",
         arm: "bare hyper echo",

@@ -6,16 +6,10 @@ use std::{
 };
 
 use adapters::{
-    kafka::{KafkaConfig, Membership},
+    kafka::Membership,
     kafka_sink::{KafkaSink, KafkaSinkConfig},
 };
-use oncegate::{
-    door::kafka::{Relay, RelayOptions},
-    gate::Gate,
-    key::{KeySpec, Pointer},
-    lane::Rules,
-    naming::{EventTime, NamingRules},
-};
+use oncegate::lane::Rules;
 use oncegate_tests::{
     servers::{Kafka, Produced, committed},
     workload::{Mode as Kind, Workload},
@@ -30,11 +24,9 @@ use rdkafka::{
 
 use crate::{
     Scale,
-    relay::{print_stages, rate_of_work, until_counted},
+    relay::relayed,
     report::{Report, Row},
 };
-
-const HOUR_MS: i64 = 3_600_000;
 
 pub(crate) async fn run(scale: Scale, only: &str) -> Report {
     let records = if scale == Scale::Full { 1_000_000 } else { 300_000 };
@@ -123,22 +115,6 @@ impl Bench<'_> {
         let (source, out) = (self.topic("in"), self.topic("oncegate"));
         self.kafka.topic(&out, self.partitions()).await;
         let count = self.workload.sent.len();
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let store = dedup_store::Store::open(
-            folder.path(),
-            dedup_store::StoreOptions {
-                window_ms: 24 * HOUR_MS,
-                lateness_ms: HOUR_MS,
-                idle_after_ms: 30_000,
-                max_disk_bytes: 1 << 40,
-                max_memory_bytes: 1 << 34,
-                commit_interval_ms: 200,
-            },
-        )
-        .expect("a store");
-        let mut naming = NamingRules::new(KeySpec::pointers(["/order_id"]).expect("a key spec"));
-        naming.event_time =
-            EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
         let seat = Arc::new(Membership::default());
         let config = KafkaSinkConfig {
             marks_topic: Some(self.topic("marks")),
@@ -146,43 +122,14 @@ impl Bench<'_> {
             ..KafkaSinkConfig::new(&self.kafka.brokers(), &out)
         };
         let sink = KafkaSink::new(config).expect("a good configuration").fenced_by(seat.clone());
-        let metrics = oncegate::metrics::Metrics::new();
-        let gate = Gate::builder(store)
-            .name("orders")
-            .metrics(metrics.route("orders"))
-            .naming(naming)
-            .sink(Arc::new(sink))
-            .rules(Rules { lateness_ms: HOUR_MS, ..Rules::default() })
-            .lanes(0, self.lanes)
-            .build()
-            .await
-            .unwrap_or_else(|fault| panic!("{fault}"));
-        let started = Instant::now();
-        let mut config = KafkaConfig::new(&self.kafka.brokers(), &[&source], "bench");
-        config.membership = Some(seat);
-        let events = gate.take_events().expect("given out once");
-        let relay =
-            Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
-        let counted = until_counted(&gate, count).await;
-        let took = started.elapsed();
-        let (rate, tail) = rate_of_work(&counted);
-        relay.stop().await;
-        gate.close().await;
-        print_stages(&metrics);
+        let lanes = (0, self.lanes);
+        let relayed =
+            relayed(self.kafka, &source, &["/order_id"], Arc::new(sink), lanes, Some(seat), count).await;
         let found = committed(&self.kafka.brokers(), &out);
         let distinct: std::collections::HashSet<&[u8]> =
             found.iter().filter_map(|record| record.payload.as_deref()).collect();
         let correct = found.len() == distinct.len() && distinct.len() == self.workload.model().len();
-        Row {
-            figure: self.figure,
-            arm: "oncegate",
-            value: rate,
-            unit: "records/s",
-            correct,
-            note: format!(
-                "{count} records in {took:.1?} from the start of the relay, the last {tail} counted when their positions went out"
-            ),
-        }
+        relayed.row(self.figure, correct)
     }
 }
 

@@ -5,6 +5,7 @@
 mod http;
 mod kafka;
 mod load;
+mod olap;
 mod plot;
 mod rebalance;
 mod relay;
@@ -55,6 +56,13 @@ enum Bench {
         #[arg(long, default_value = "")]
         arm: String,
     },
+    /// Kafka to ClickHouse against direct inserts of the same blocks; the write proxy against a bare reverse proxy, and against an echo
+    /// for copies.
+    Olap {
+        /// Only figures whose name holds this.
+        #[arg(long, default_value = "")]
+        arm: String,
+    },
     /// The dedup store: durable check-and-settle, memory and disk for each key, expiry, restart; against redb rows, fjall and Redis.
     Store {
         /// Only arms whose name holds this.
@@ -82,6 +90,13 @@ enum Bench {
     /// The rival of the HTTP bench, in a process of its own.
     #[command(hide = true)]
     Echo,
+    /// A rival of the write proxy, in a process of its own.
+    #[command(hide = true)]
+    Proxy {
+        /// The service behind it.
+        #[arg(long)]
+        to: std::net::SocketAddr,
+    },
 }
 
 /// How much a bench runs.
@@ -105,7 +120,7 @@ fn main() {
     let report = runtime.block_on(async {
         match &arguments.bench {
             Bench::List => {
-                println!("relay\nkafka\nrebalance\nhttp\nstore");
+                println!("relay\nkafka\nrebalance\nhttp\nolap\nstore");
                 None
             }
             Bench::Relay { arm } => Some(relay::run(arguments.scale, arm).await),
@@ -130,6 +145,11 @@ fn main() {
                 http::serve_echo().await;
                 None
             }
+            Bench::Proxy { to } => {
+                olap::serve_proxy(*to).await;
+                None
+            }
+            Bench::Olap { arm } => Some(olap::run(arguments.scale, arm).await),
             Bench::Http { arm } => Some(http::run(arguments.scale, arm).await),
         }
     });

@@ -6,7 +6,7 @@ use std::{
 };
 
 use adapters::{
-    kafka::KafkaConfig,
+    kafka::{KafkaConfig, Membership},
     postgres::{PostgresConfig, PostgresSink},
     sink::{Encode, Mode, RowKind, Sink},
     value::Value,
@@ -23,7 +23,7 @@ use oncegate::{
 };
 use oncegate_tests::{
     servers::{Kafka, Postgres, Produced},
-    workload::{Change, Mode as Kind, Workload, orders_table},
+    workload::{Change, Mode as Kind, Order, Workload, orders_table},
 };
 use tokio_postgres::Client;
 
@@ -67,7 +67,7 @@ pub(crate) async fn run(scale: Scale, only: &str) -> Report {
 }
 
 /// Order ids that do not ascend with time, as ids mostly are: each arrival finds its own place in the index.
-fn scattered(mut workload: Workload) -> Workload {
+pub(crate) fn scattered(mut workload: Workload) -> Workload {
     let scatter = |id: &str| {
         let number = id.bytes().fold(0_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23)
@@ -171,58 +171,12 @@ impl Bench<'_> {
             self.workload.sent.iter().map(|change| change.produced(self.partitions)).collect();
         let count = records.len();
         self.kafka.produce(&topic, records);
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let hour = 3_600_000;
-        let store = dedup_store::Store::open(
-            folder.path(),
-            dedup_store::StoreOptions {
-                window_ms: 24 * hour,
-                lateness_ms: hour,
-                idle_after_ms: 30_000,
-                max_disk_bytes: 1 << 40,
-                max_memory_bytes: 1 << 34,
-                commit_interval_ms: 200,
-            },
-        )
-        .expect("a store");
         let keys: &[&str] =
             if self.mode == Mode::Insert { &["/order_id"] } else { &["/order_id", "/updated_at"] };
-        let mut naming = NamingRules::new(KeySpec::pointers(keys.iter().copied()).expect("a key spec"));
-        naming.event_time =
-            EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
-        let metrics = oncegate::metrics::Metrics::new();
-        let gate = Gate::builder(store)
-            .name("orders")
-            .metrics(metrics.route("orders"))
-            .naming(naming)
-            .sink(Arc::new(self.sink(&database)))
-            .rules(Rules { lateness_ms: hour, ..Rules::default() })
-            .lanes(1, self.partitions)
-            .build()
-            .await
-            .unwrap_or_else(|fault| panic!("{fault}"));
-        let started = Instant::now();
-        let config = KafkaConfig::new(&self.kafka.brokers(), &[&topic], "bench");
-        let events = gate.take_events().expect("given out once");
-        let relay =
-            Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
-        let counted = until_counted(&gate, count).await;
-        let took = started.elapsed();
-        let (rate, tail) = rate_of_work(&counted);
-        relay.stop().await;
-        gate.close().await;
-        print_stages(&metrics);
+        let sink = Arc::new(self.sink(&database));
+        let relayed = relayed(self.kafka, &topic, keys, sink, (1, self.partitions), None, count).await;
         let correct = self.check(&client).await;
-        Row {
-            figure: self.figure,
-            arm: "oncegate",
-            value: rate,
-            unit: "records/s",
-            correct,
-            note: format!(
-                "{count} records in {took:.1?} from the start of the relay, the last {tail} counted when their positions went out"
-            ),
-        }
+        relayed.row(self.figure, correct)
     }
 
     fn sink(&self, database: &str) -> PostgresSink {
@@ -244,11 +198,79 @@ impl Bench<'_> {
     }
 }
 
+/// What a relay did.
+pub(crate) struct Relayed {
+    rate: f64,
+    note: String,
+}
+
+impl Relayed {
+    pub(crate) fn row(self, figure: &'static str, correct: bool) -> Row {
+        Row { figure, arm: "oncegate", value: self.rate, unit: "records/s", correct, note: self.note }
+    }
+}
+
+/// Relays `count` records of the topic `source` into `sink`, through a store of its own.
+pub(crate) async fn relayed(
+    kafka: &Kafka,
+    source: &str,
+    keys: &[&str],
+    sink: Arc<dyn Sink>,
+    (callers, lanes): (u32, u32),
+    membership: Option<Arc<Membership>>,
+    count: usize,
+) -> Relayed {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let hour = 3_600_000;
+    let store = dedup_store::Store::open(
+        folder.path(),
+        dedup_store::StoreOptions {
+            window_ms: 24 * hour,
+            lateness_ms: hour,
+            idle_after_ms: 30_000,
+            max_disk_bytes: 1 << 40,
+            max_memory_bytes: 1 << 34,
+            commit_interval_ms: 200,
+        },
+    )
+    .expect("a store");
+    let mut naming = NamingRules::new(KeySpec::pointers(keys.iter().copied()).expect("a key spec"));
+    naming.event_time =
+        EventTime::Pointer { pointer: Pointer::parse("/updated_at").expect("a pointer"), unit: None };
+    let metrics = oncegate::metrics::Metrics::new();
+    let gate = Gate::builder(store)
+        .name("orders")
+        .metrics(metrics.route("orders"))
+        .naming(naming)
+        .sink(sink)
+        .rules(Rules { lateness_ms: hour, ..Rules::default() })
+        .lanes(callers, lanes)
+        .build()
+        .await
+        .unwrap_or_else(|fault| panic!("{fault}"));
+    let started = Instant::now();
+    let mut config = KafkaConfig::new(&kafka.brokers(), &[source], "bench");
+    config.membership = membership;
+    let events = gate.take_events().expect("given out once");
+    let relay =
+        Relay::start(Arc::new(gate.clone()), config, RelayOptions::default(), events).expect("a relay");
+    let counted = until_counted(&gate, count).await;
+    let took = started.elapsed();
+    let (rate, tail) = rate_of_work(&counted);
+    relay.stop().await;
+    gate.close().await;
+    print_stages(&metrics);
+    let note = format!(
+        "{count} records in {took:.1?} from the start of the relay, the last {tail} counted when their positions went out"
+    );
+    Relayed { rate, note }
+}
+
 /// A lane that has nothing to write lets positions go out once a second. A batch takes far less.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// Waits until `count` records are counted; answers with when how many were.
-pub(crate) async fn until_counted(gate: &Gate, count: usize) -> Vec<(Instant, u64)> {
+async fn until_counted(gate: &Gate, count: usize) -> Vec<(Instant, u64)> {
     let until = Instant::now() + Duration::from_secs(300);
     let mut counted: Vec<(Instant, u64)> = Vec::new();
     while counted.last().is_none_or(|&(_, records)| records < count as u64) {
@@ -263,7 +285,7 @@ pub(crate) async fn until_counted(gate: &Gate, count: usize) -> Vec<(Instant, u6
 }
 
 /// Where the gateway's time went, if `BENCH_STAGES` asks for it.
-pub(crate) fn print_stages(metrics: &oncegate::metrics::Metrics) {
+fn print_stages(metrics: &oncegate::metrics::Metrics) {
     if std::env::var_os("BENCH_STAGES").is_some() {
         let text = metrics.render(oncegate::metrics::Format::Text, 0);
         text.lines()
@@ -275,7 +297,7 @@ pub(crate) fn print_stages(metrics: &oncegate::metrics::Metrics) {
 /// The rate of the work itself, and how many records were counted after it. Joining the group takes as long as it takes, once: the
 /// clock starts with the first records that are counted. The last copies of all are counted with their positions, which go out a
 /// second after the last row: the clock stops before that silence.
-pub(crate) fn rate_of_work(counted: &[(Instant, u64)]) -> (f64, u64) {
+fn rate_of_work(counted: &[(Instant, u64)]) -> (f64, u64) {
     let silent = |pair: &[(Instant, u64)]| pair[1].0.duration_since(pair[0].0) >= SILENCE;
     let records = counted[counted.len() - 1].1;
     // A longer rest is no tail: its time counts.
@@ -284,21 +306,25 @@ pub(crate) fn rate_of_work(counted: &[(Instant, u64)]) -> (f64, u64) {
     ((last - first) as f64 / until.duration_since(from).as_secs_f64(), records - last)
 }
 
+/// An order in the sink's own wire form.
+pub(crate) fn encode_order(encoder: &dyn Encode, order: &Order, row: &mut Vec<u8>) {
+    let json = order.json();
+    let members: std::collections::BTreeMap<&str, &serde_json::value::RawValue> =
+        serde_json::from_str(&json).expect("an order is an object");
+    let values: Vec<Value<'_>> =
+        encoder.columns().iter().map(|column| Value::Json(members[column.name.as_str()].get())).collect();
+    encoder.encode(RowKind::Write, &values, row, &mut Vec::new()).expect("an order fits");
+}
+
 /// Rows in the wire form of binary COPY, in messages of about 64 KiB.
 fn encode(encoder: &dyn Encode, changes: &[&Change]) -> Vec<Bytes> {
     let mut messages = Vec::new();
     let mut buffer = BytesMut::from(COPY_HEADER);
-    let (mut row, mut key) = (Vec::new(), Vec::new());
+    let mut row = Vec::new();
     for change in changes {
         let Change::Put(order) = change else { continue };
-        let json = order.json();
-        let members: std::collections::BTreeMap<&str, &serde_json::value::RawValue> =
-            serde_json::from_str(&json).expect("an order is an object");
-        let values: Vec<Value<'_>> =
-            encoder.columns().iter().map(|column| Value::Json(members[column.name.as_str()].get())).collect();
         row.clear();
-        key.clear();
-        encoder.encode(RowKind::Write, &values, &mut row, &mut key).expect("an order fits");
+        encode_order(encoder, order, &mut row);
         // Flags and length come before the tuple; an order has every column, so there is no shape.
         let length = u32::from_be_bytes(row[1..5].try_into().expect("four bytes")) as usize;
         buffer.put_slice(&row[5..5 + length]);
