@@ -307,7 +307,7 @@ fn rate_of_work(counted: &[(Instant, u64)]) -> (f64, u64) {
 }
 
 /// An order in the sink's own wire form.
-pub(crate) fn encode_order(encoder: &dyn Encode, order: &Order, row: &mut Vec<u8>) {
+fn encode_order(encoder: &dyn Encode, order: &Order, row: &mut Vec<u8>) {
     let json = order.json();
     let members: std::collections::BTreeMap<&str, &serde_json::value::RawValue> =
         serde_json::from_str(&json).expect("an order is an object");

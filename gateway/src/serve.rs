@@ -7,7 +7,12 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use adapters::{dead_letters::DeadLetterFile, files::FilesSink, sink::Sink, sqlite::SqliteSink};
+use adapters::{
+    dead_letters::DeadLetterFile,
+    files::FilesSink,
+    sink::{Misfit, Sink},
+    sqlite::SqliteSink,
+};
 use dedup_store::Store;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -329,6 +334,53 @@ async fn start(
     Ok(())
 }
 
+/// What does not fit, and which route's start would say so.
+pub(crate) struct Unfit {
+    pub(crate) route: String,
+    pub(crate) misfit: Misfit,
+}
+
+/// Asks the servers of every route what a start would ask them, and takes nothing over.
+pub(crate) async fn unfit(config: &Config) -> Vec<Unfit> {
+    let mut all = Vec::new();
+    for route in config.routes.values() {
+        let mut add = |misfits: Vec<Misfit>| {
+            all.extend(misfits.into_iter().map(|misfit| Unfit { route: route.name.clone(), misfit }));
+        };
+        let cannot = |what: String| vec![Misfit { what, remedy: "correct it in the config file".to_owned() }];
+        match sink_of(&config.sinks[&route.sink], route, &Seat::default()) {
+            Ok(sink) => match sink.probe().await {
+                Ok(encoder) => add(naming_misfits(route, &*sink, encoder)),
+                Err(misfits) => add(misfits),
+            },
+            Err(what) => add(cannot(what)),
+        }
+        #[cfg(feature = "kafka")]
+        if let Some(relay) = &route.relay {
+            let (source, needs) = (relay.kafka(route.idle_after), needs(route));
+            let asked = tokio::task::spawn_blocking(move || adapters::kafka::misfits(&source, needs)).await;
+            match asked {
+                Ok(Ok(misfits)) => add(misfits),
+                Ok(Err(fault)) => add(cannot(fault.to_string())),
+                Err(fault) => add(cannot(fault.to_string())),
+            }
+        }
+    }
+    all
+}
+
+/// What of the route's naming does not fit the columns of its sink.
+fn naming_misfits(
+    route: &RouteConfig,
+    sink: &dyn Sink,
+    encoder: Arc<dyn adapters::sink::Encode>,
+) -> Vec<Misfit> {
+    let mut naming = route.naming.clone();
+    naming.row_key = sink.row_key().to_vec();
+    naming.version = sink.version().map(str::to_owned);
+    crate::naming::Namer::misfits(&naming, &*encoder)
+}
+
 /// What the route asks of its topics.
 #[cfg(feature = "kafka")]
 fn needs(route: &RouteConfig) -> adapters::kafka::SourceNeeds {
@@ -392,9 +444,8 @@ pub(crate) fn sink_of(
         }
         #[cfg(feature = "redis")]
         Target::Redis(config) => {
-            let all = |misfits: Vec<adapters::sink::Misfit>| {
-                misfits.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-            };
+            let all =
+                |misfits: Vec<Misfit>| misfits.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
             Ok(Arc::new(adapters::redis::RedisSink::new((**config).clone()).map_err(all)?))
         }
         #[cfg(not(feature = "postgres"))]

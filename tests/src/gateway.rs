@@ -51,6 +51,17 @@ impl Gateway {
         fs::write(self.path("oncegate.toml"), text).expect("the temporary folder can be written");
     }
 
+    /// `oncegate check --servers`: its exit status and what it printed.
+    pub async fn check_servers(&self) -> (Option<i32>, String) {
+        let output = tokio::process::Command::new(binary())
+            .args(["check", "--servers", "-c"])
+            .arg(self.path("oncegate.toml"))
+            .output()
+            .await
+            .expect("the program can be run");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// Starts the process and does not wait.
     pub fn spawn(&mut self) {
         assert!(self.process.is_none(), "the gateway runs already");

@@ -22,7 +22,7 @@ pub use context::{CommitRefusal, Event};
 pub use dead_letters::DeadLetterTopic;
 pub use membership::Membership;
 pub(crate) use membership::Metadata;
-pub use probe::SourceNeeds;
+pub use probe::{SourceNeeds, misfits};
 pub use reader::{ReadFault, Reader, SourceRecord};
 pub use source::{Commit, KafkaSource};
 

@@ -8,7 +8,7 @@ use rdkafka::{
     consumer::Consumer,
 };
 
-use super::{KafkaFault, KafkaSource};
+use super::{KafkaConfig, KafkaFault, source::looked_up};
 use crate::sink::Misfit;
 
 /// How long one question may take.
@@ -92,55 +92,55 @@ fn of_group(group: &str, kind: &str, ours: &str, members: &[String]) -> Vec<Misf
     }]
 }
 
-impl KafkaSource {
-    /// Everything of topics and group that does not fit `needs`, each with its remedy. Blocks for some seconds at most.
-    pub fn misfits(&self, needs: SourceNeeds) -> Result<Vec<Misfit>, KafkaFault> {
-        let mut misfits = vec![];
-        match self.settings() {
-            Ok(topics) => {
-                for (topic, settings) in topics {
-                    match settings {
-                        Ok(settings) => misfits.extend(of_topic(&topic, &settings, needs)),
-                        Err(reason) => misfits.push(Misfit {
-                            what: format!("the settings of topic {topic:?} cannot be read ({reason}), so its retention is not checked"),
-                            remedy: "allow DescribeConfigs on the topic".to_owned(),
-                        }),
-                    }
-                }
-            }
-            Err(fault) => return Err(fault),
+/// Everything of the topics and the group of `config` that does not fit `needs`, each with its remedy. Joins no group. Blocks for some
+/// seconds at most.
+pub fn misfits(config: &KafkaConfig, needs: SourceNeeds) -> Result<Vec<Misfit>, KafkaFault> {
+    let (probe, topics) = looked_up(config)?;
+    let mut misfits = vec![];
+    for (topic, settings) in settings(config, &topics)? {
+        match settings {
+            Ok(settings) => misfits.extend(of_topic(topic, &settings, needs)),
+            Err(reason) => misfits.push(Misfit {
+                what: format!(
+                    "the settings of topic {topic:?} cannot be read ({reason}), so its retention is not checked"
+                ),
+                remedy: "allow DescribeConfigs on the topic".to_owned(),
+            }),
         }
-        let group = &self.config.group;
-        if let Ok(found) = self.consumer.client().fetch_group_list(Some(group), ANSWER) {
-            for info in found.groups() {
-                let members: Vec<String> =
-                    info.members().iter().map(|member| member.client_id().to_owned()).collect();
-                let ours = self.config.options.get("client.id").map_or("oncegate", String::as_str);
-                misfits.extend(of_group(group, info.protocol_type(), ours, &members));
-            }
-        }
-        Ok(misfits)
     }
+    let group = &config.group;
+    if let Ok(found) = probe.client().fetch_group_list(Some(group), ANSWER) {
+        for info in found.groups() {
+            let members: Vec<String> =
+                info.members().iter().map(|member| member.client_id().to_owned()).collect();
+            let ours = config.options.get("client.id").map_or("oncegate", String::as_str);
+            misfits.extend(of_group(group, info.protocol_type(), ours, &members));
+        }
+    }
+    Ok(misfits)
+}
 
-    #[allow(clippy::type_complexity)]
-    fn settings(&self) -> Result<Vec<(String, Result<BTreeMap<String, String>, String>)>, KafkaFault> {
-        let admin = self.config.probe().create::<AdminClient<DefaultClientContext>>();
-        let admin = admin.map_err(|error| KafkaFault::from(&error))?;
-        let asked: Vec<ResourceSpecifier<'_>> =
-            self.topics().iter().map(|(topic, _)| ResourceSpecifier::Topic(topic)).collect();
-        let options = AdminOptions::new().request_timeout(Some(ANSWER));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.map_err(|error| KafkaFault::Unavailable(error.to_string()))?;
-        let found = runtime.block_on(admin.describe_configs(&asked, &options));
-        let found = found.map_err(|error| KafkaFault::from(&error))?;
-        let settings = found.into_iter().zip(self.topics()).map(|(found, (topic, _))| {
-            let settings = found.map_err(|code| code.to_string()).map(|found| {
-                found.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect()
-            });
-            (topic.clone(), settings)
+#[allow(clippy::type_complexity)]
+fn settings<'a>(
+    config: &KafkaConfig,
+    topics: &'a [(String, usize)],
+) -> Result<Vec<(&'a str, Result<BTreeMap<String, String>, String>)>, KafkaFault> {
+    let admin = config.probe().create::<AdminClient<DefaultClientContext>>();
+    let admin = admin.map_err(|error| KafkaFault::from(&error))?;
+    let asked: Vec<ResourceSpecifier<'_>> =
+        topics.iter().map(|(topic, _)| ResourceSpecifier::Topic(topic)).collect();
+    let options = AdminOptions::new().request_timeout(Some(ANSWER));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.map_err(|error| KafkaFault::Unavailable(error.to_string()))?;
+    let found = runtime.block_on(admin.describe_configs(&asked, &options));
+    let found = found.map_err(|error| KafkaFault::from(&error))?;
+    let settings = found.into_iter().zip(topics).map(|(found, (topic, _))| {
+        let settings = found.map_err(|code| code.to_string()).map(|found| {
+            found.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect()
         });
-        Ok(settings.collect())
-    }
+        (topic.as_str(), settings)
+    });
+    Ok(settings.collect())
 }
 
 #[cfg(test)]

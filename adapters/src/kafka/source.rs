@@ -75,14 +75,7 @@ impl KafkaSource {
     /// Connects, looks the cluster and the topics up, and joins the group. `wake` is called, from any thread, when there may be
     /// something to poll. Blocks for some seconds at most.
     pub fn open(config: &KafkaConfig, wake: Arc<dyn Fn() + Send + Sync>) -> Result<Self, KafkaFault> {
-        if let Some(fault) = config.check().first() {
-            return Err(KafkaFault::Configuration(fault.to_string()));
-        }
-        let probe = BaseConsumer::from_config_and_context(&config.probe(), Context::new(config));
-        let probe: BaseConsumer<Context> = probe.map_err(|error| KafkaFault::from(&error))?;
-        let topics = config.topics.iter().map(|topic| Ok((topic.clone(), count_partitions(&probe, topic)?)));
-        let topics =
-            topics.collect::<Result<Vec<_>, KafkaFault>>().map_err(|fault| explain(&probe, fault))?;
+        let (probe, topics) = looked_up(config)?;
         let cluster = probe.client().fetch_cluster_id(ANSWER);
         let cluster = cluster
             .ok_or_else(|| KafkaFault::Unavailable("the brokers do not tell the cluster's id".to_owned()))?;
@@ -385,6 +378,21 @@ fn topic_ids(probe: &BaseConsumer<Context>, topics: usize) -> BTreeMap<String, S
         }
     }
     ids
+}
+
+/// A client in no group, and the topics, each with its number of partitions.
+#[allow(clippy::type_complexity)]
+pub(super) fn looked_up(
+    config: &KafkaConfig,
+) -> Result<(BaseConsumer<Context>, Vec<(String, usize)>), KafkaFault> {
+    if let Some(fault) = config.check().first() {
+        return Err(KafkaFault::Configuration(fault.to_string()));
+    }
+    let probe = BaseConsumer::from_config_and_context(&config.probe(), Context::new(config));
+    let probe: BaseConsumer<Context> = probe.map_err(|error| KafkaFault::from(&error))?;
+    let topics = config.topics.iter().map(|topic| Ok((topic.clone(), count_partitions(&probe, topic)?)));
+    let topics = topics.collect::<Result<Vec<_>, KafkaFault>>().map_err(|fault| explain(&probe, fault))?;
+    Ok((probe, topics))
 }
 
 fn count_partitions(probe: &BaseConsumer<Context>, topic: &str) -> Result<usize, KafkaFault> {

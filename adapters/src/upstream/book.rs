@@ -92,7 +92,7 @@ pub enum Found {
         sent_key: Bytes,
     },
     /// It has its answer.
-    Answered(Kept),
+    Answered(Arc<Kept>),
     /// Nothing, and there is no room: nothing was begun.
     Full,
 }
@@ -102,6 +102,8 @@ pub enum Found {
 pub struct Kept {
     /// Of the request.
     pub digest: u64,
+    /// When it is forgotten, ms since the epoch.
+    pub until_ms: i64,
     /// Status code.
     pub status: u16,
     /// Header fields, in order.
@@ -112,7 +114,7 @@ pub struct Kept {
 
 enum Op {
     Begin(Begin),
-    Settle(Begin, Box<Kept>),
+    Settle(Begin, Arc<Kept>),
     Free([u8; 16]),
 }
 
@@ -192,8 +194,8 @@ impl Book {
     }
 
     /// The key has this answer now, durably.
-    pub async fn settle(&self, begin: Begin, kept: Kept) -> Result<(), String> {
-        self.run(Op::Settle(begin, Box::new(kept))).await.map(drop)
+    pub async fn settle(&self, begin: Begin, kept: Arc<Kept>) -> Result<(), String> {
+        self.run(Op::Settle(begin, kept)).await.map(drop)
     }
 
     /// The key was surely not applied: it is not known any more, durably.
@@ -312,7 +314,7 @@ fn begin(tx: &Transaction<'_>, key: &Begin, size: &mut u64, max_bytes: u64) -> r
                         )
                     })?;
                     let body = row.get::<_, Option<Vec<u8>>>(5)?.map(Bytes::from);
-                    Found::Answered(Kept { digest, status, head, body })
+                    Found::Answered(Arc::new(Kept { digest, until_ms, status, head, body }))
                 }
             };
             Ok((until_ms, found))
@@ -342,25 +344,30 @@ fn begin(tx: &Transaction<'_>, key: &Begin, size: &mut u64, max_bytes: u64) -> r
 }
 
 fn settle(tx: &Transaction<'_>, key: &Begin, kept: &Kept, size: &mut u64) -> rusqlite::Result<()> {
-    // It may have expired while it was on its way: it is known again.
-    remove(tx, &key.name, size)?;
     let head = pack(&kept.head);
     let body = kept.body.as_ref().map_or(0, Bytes::len);
     let bytes = KEY_BYTES + (key.sent_key.len() + head.len() + body) as u64;
+    let begun: Option<i64> = tx
+        .prepare_cached("SELECT bytes FROM oncegate_answers WHERE name = ?1")?
+        .query_row([key.name], |row| row.get(0))
+        .optional()?;
+    // In place, so that the index stays as it is. It may have expired while it was on its way: it is known again.
     tx.prepare_cached(
-        "INSERT INTO oncegate_answers (name, digest, until_ms, sent_key, status, head, bytes, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        "INSERT INTO oncegate_answers (name, digest, until_ms, sent_key, status, head, bytes, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+         ON CONFLICT (name) DO UPDATE SET digest = excluded.digest, until_ms = excluded.until_ms, sent_key = excluded.sent_key,
+             status = excluded.status, head = excluded.head, bytes = excluded.bytes, body = excluded.body",
     )?
     .execute(params![
         key.name,
         kept.digest.cast_signed(),
-        key.until_ms,
+        kept.until_ms,
         &key.sent_key[..],
         kept.status,
         head,
         bytes.cast_signed(),
         kept.body.as_deref()
     ])?;
-    *size += bytes;
+    *size = size.saturating_sub(begun.unwrap_or(0).unsigned_abs()) + bytes;
     Ok(())
 }
 

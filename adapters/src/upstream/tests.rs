@@ -25,9 +25,9 @@ fn key(name: u8, now_ms: i64) -> Begin {
     Begin { name: [name; 16], digest: u64::MAX, now_ms, until_ms: now_ms + 100, sent_key: "\"k\"".into() }
 }
 
-fn kept(body: Option<&'static [u8]>) -> Kept {
+fn kept(body: Option<&'static [u8]>) -> std::sync::Arc<Kept> {
     let head = vec![("location".to_owned(), "/a".into()), ("x".to_owned(), Bytes::from_static(b"\xff"))];
-    Kept { digest: u64::MAX, status: 201, head, body: body.map(Bytes::from_static) }
+    Kept { digest: u64::MAX, until_ms: 100, status: 201, head, body: body.map(Bytes::from_static) }.into()
 }
 
 #[tokio::test]

@@ -7,9 +7,13 @@ use std::{
     process::ExitCode,
 };
 
+use adapters::sink::Misfit;
 use serde::Serialize;
 
-use crate::config::{self, Config, ConfigError};
+use crate::{
+    config::{self, Config, ConfigError},
+    serve::{Unfit, unfit},
+};
 
 /// Reads and checks the file at `path`, and prints every error to standard error: `file:line:column: key: message`. None if
 /// there was one.
@@ -24,20 +28,53 @@ pub(super) fn load(path: &Path) -> Option<Config> {
     }
 }
 
-/// Runs the command: exit status 0 if the file is good, 2 if not. The list of errors goes to standard output.
-pub(super) fn run(path: &Path, json: bool) -> ExitCode {
+/// Runs the command: exit status 0 if the file is good, 2 if not; 1 if the file is, but not the servers that were asked. What is wrong goes
+/// to standard output.
+pub(super) fn run(path: &Path, json: bool, servers: bool) -> ExitCode {
     let mut out = io::stdout().lock();
     let (printed, status) = match read(path) {
-        Ok(_) if json => (Ok(()), ExitCode::SUCCESS),
         Ok(config) => {
-            let (routes, sinks) = (config.routes.len() + config.forwards.len(), config.sinks.len());
-            (writeln!(out, "{}: good: routes {routes}, sinks {sinks}", path.display()), ExitCode::SUCCESS)
+            let misfits = if servers { asked(&config) } else { Vec::new() };
+            if misfits.is_empty() {
+                let (routes, sinks) = (config.routes.len() + config.forwards.len(), config.sinks.len());
+                let good = format!("{}: good: routes {routes}, sinks {sinks}", path.display());
+                (if json { Ok(()) } else { writeln!(out, "{good}") }, ExitCode::SUCCESS)
+            } else {
+                (print_misfits(&misfits, json, &mut out), ExitCode::FAILURE)
+            }
         }
         Err(errors) => (print(path, &errors, json, &mut out), ExitCode::from(2)),
     };
     // A reader that went away (`| head`) is no fault of the file.
     printed.ok();
     status
+}
+
+/// What the servers of all routes do not fit.
+fn asked(config: &Config) -> Vec<Unfit> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(unfit(config)),
+        Err(fault) => {
+            let misfit = Misfit {
+                what: format!("the runtime cannot be started: {fault}"),
+                remedy: "give the process more threads".to_owned(),
+            };
+            vec![Unfit { route: String::new(), misfit }]
+        }
+    }
+}
+
+fn print_misfits(misfits: &[Unfit], json: bool, out: &mut impl Write) -> io::Result<()> {
+    for Unfit { route, misfit } in misfits {
+        if json {
+            let Misfit { what, remedy } = misfit;
+            writeln!(out, "{}", serde_json::json!({ "route": route, "what": what, "remedy": remedy }))?;
+        } else {
+            writeln!(out, "route {route:?}: {misfit}")?;
+        }
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Config, Vec<ConfigError>> {

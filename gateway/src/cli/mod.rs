@@ -28,7 +28,7 @@ enum Command {
         #[arg(short, long, default_value = "oncegate.toml")]
         config: PathBuf,
     },
-    /// Finds every error of a config file.
+    /// Finds every error of a config file; with `--servers`, everything there that does not fit it.
     Check {
         /// The config file.
         #[arg(short, long, default_value = "oncegate.toml")]
@@ -36,6 +36,10 @@ enum Command {
         /// How to print.
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
+        /// Asks sinks, brokers and topics too, as a start would. Joins no group and takes nothing over; a sink of the gateway's own host
+        /// that a running gateway holds is said to be held.
+        #[arg(long)]
+        servers: bool,
     },
     /// Looks into a route's dedup store.
     Store {
@@ -66,7 +70,7 @@ pub fn main() -> ExitCode {
     match arguments.command {
         Command::Quickstart(quickstart) => quickstart.run(),
         Command::Serve { config } => serve::run(&config),
-        Command::Check { config, format } => check::run(&config, format == Format::Json),
+        Command::Check { config, format, servers } => check::run(&config, format == Format::Json, servers),
         Command::Store { command } => store::run(&command),
     }
 }

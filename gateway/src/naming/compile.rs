@@ -90,6 +90,11 @@ pub(super) enum RowKeyPart {
 }
 
 impl Namer {
+    /// What of `rules` does not fit the columns that `encoder` writes.
+    pub fn misfits(rules: &NamingRules, encoder: &dyn Encode) -> Vec<Misfit> {
+        misfits(rules, encoder.columns())
+    }
+
     /// Compiles `rules` against the columns that `encoder` writes, or says everything that does not fit.
     pub fn new(rules: NamingRules, encoder: Arc<dyn Encode>, hasher: Hasher) -> Result<Self, Vec<Misfit>> {
         static IDS: AtomicU64 = AtomicU64::new(1);

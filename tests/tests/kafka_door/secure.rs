@@ -1,7 +1,7 @@
 //! Who may read, and what does not fit.
 
 use oncegate::door::kafka::RelayOptions;
-use oncegate_tests::{eventually, free_port, servers::Kafka};
+use oncegate_tests::{eventually, free_port, gateway::Gateway, servers::Kafka};
 
 use crate::rig::*;
 
@@ -99,6 +99,7 @@ async fn what_of_topic_and_group_does_not_fit_is_said_in_one_list() {
         consumer::{BaseConsumer, Consumer},
     };
     let kafka = Kafka::shared();
+    let folder = tempfile::tempdir().unwrap();
     let mut client = ClientConfig::new();
     client.set("bootstrap.servers", kafka.brokers()).set("broker.address.family", "v4");
     let admin: AdminClient<DefaultClientContext> = client.create().unwrap();
@@ -145,6 +146,19 @@ async fn what_of_topic_and_group_does_not_fit_is_said_in_one_list() {
         assert!(misfits.iter().any(|misfit| misfit.contains(says)), "{says}: {misfits:#?}");
     }
     assert_eq!(misfits.len(), 4, "{misfits:#?}");
+    // `oncegate check --servers` finds the same before anything is started, and what the sink has.
+    let gateway = Gateway::new(&format!(
+        "[sinks.t]\ntype = \"sqlite\"\npath = \"{}\"\ntable = \"missing\"\n\n\
+         [routes.t]\nsink = \"t\"\nkey = \"/id\"\nevent_time = {{ kafka = \"timestamp\" }}\n\n\
+         [routes.t.kafka]\nbrokers = \"{}\"\ntopics = [\"misfits\"]\ngroup = \"group-misfits\"\n",
+        folder.path().join("t.db").display(),
+        kafka.brokers()
+    ));
+    let (status, printed) = gateway.check_servers().await;
+    assert_eq!(status, Some(1), "{printed}");
+    for says in ["retention.ms", "is compacted", "message.timestamp.type", "(billing)", "missing"] {
+        assert!(printed.contains(says), "{says}: {printed}");
+    }
     stop.store(true, std::sync::atomic::Ordering::Release);
     polling.join().unwrap();
     relay.relay.stop().await;

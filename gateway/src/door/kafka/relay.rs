@@ -73,7 +73,7 @@ pub(super) fn main<G: RelayGate>(
         loop {
             let Some(source) = open(route, config, shared)? else { return Ok(()) };
             info!(route, cluster = source.cluster(), group = config.group, "the relay has joined");
-            shared.status.lock().misfits = misfits(route, &source, options);
+            shared.status.lock().misfits = misfits(route, config, options);
             let mut at_work = AtWork::new(gate, source, config, options, &mut events, shared);
             match at_work.run() {
                 Ok(()) => return Ok(()),
@@ -107,8 +107,8 @@ pub(super) fn main<G: RelayGate>(
 }
 
 /// What of topics and group does not fit: said in one list, and nothing is stopped for it.
-fn misfits(route: &str, source: &KafkaSource, options: &RelayOptions) -> Vec<String> {
-    match source.misfits(options.needs) {
+fn misfits(route: &str, config: &KafkaConfig, options: &RelayOptions) -> Vec<String> {
+    match adapters::kafka::misfits(config, options.needs) {
         Ok(misfits) => {
             let all: Vec<String> = misfits.iter().map(ToString::to_string).collect();
             all.iter().for_each(|misfit| warn!(route, "does not fit: {misfit}"));

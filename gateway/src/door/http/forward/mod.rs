@@ -1,7 +1,7 @@
 //! Write proxy before any HTTP service: `/v1/{route}/..` goes through once a key, and copies get the first answer.
 //!
 //! A request's journey: what its head decides, its body, [`name`], the book (`adapters::upstream`), the service, [`rules`], the book
-//! again, the answer. [`fields`] says which header fields go through. What is between the book and the book is owned by a task of its
+//! again, the answer; a copy that comes soon has its answer from [`recent`]. [`fields`] says which header fields go through. What is between the book and the book is owned by a task of its
 //! own: a caller that goes away cancels nothing half way.
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 use adapters::upstream::{
-    Begin, Book, BookConfig, Kept, NameSecret, Passing, Sent, Upstream, UpstreamAnswer, UpstreamConfig,
+    Begin, Book, BookConfig, Found, Kept, NameSecret, Passing, Sent, Upstream, UpstreamAnswer, UpstreamConfig,
 };
 use bytes::Bytes;
 use dedup_store::{Algorithm, Fingerprint, Hasher, Identity};
@@ -27,6 +27,7 @@ use self::{
     fields::{Caller, OUTCOME, REPLAYED},
     live::Live,
     name::{Asked, name},
+    recent::Recent,
     rules::{After, Next, after, next},
 };
 pub use self::{
@@ -51,6 +52,7 @@ use crate::{
 mod fields;
 mod live;
 mod name;
+mod recent;
 mod rules;
 
 /// Between two attempts; doubled each time, up to [`BACKOFF_MOST`].
@@ -93,6 +95,7 @@ pub struct Forward {
     book: Book,
     upstream: Upstream,
     live: Arc<Live>,
+    recent: Recent,
     room: Arc<Semaphore>,
     metrics: Arc<RouteMetrics>,
 }
@@ -169,6 +172,7 @@ impl Forward {
             hasher,
             book,
             live: Arc::default(),
+            recent: Recent::default(),
             room: Arc::new(Semaphore::new(config.max_concurrent)),
             metrics: metrics.route(&config.name),
             config,
@@ -248,6 +252,7 @@ impl Forward {
                 return self.pass(head, &target, caller, body).await;
             }
             Err(trouble) => Done { reply: reply::problem(&trouble, about), outcome: Outcome::Rejected },
+            Ok((name, digest)) if let Some(done) = self.known(name, digest.0, &head.headers) => done,
             Ok((name, digest)) => {
                 let begin = Begin {
                     name: name.0,
@@ -337,6 +342,17 @@ impl Forward {
         reply::problem(&trouble, self.about(&head.headers)).map(Either::Left)
     }
 
+    /// What a copy of a request that was answered lately gets.
+    fn known(&self, name: Fingerprint, digest: u64, request: &HeaderMap) -> Option<Done> {
+        let kept = self.recent.find(name, now_ms())?;
+        let done = match next(Found::Answered(kept), digest, &Bytes::new(), &self.config.rules) {
+            Next::Replay(kept) => self.replay(name, request, &kept),
+            _ => self.mismatch(name, request),
+        };
+        self.metrics.count(done.outcome, 1);
+        Some(done)
+    }
+
     /// Does the job in a task of its own, and waits for its answer.
     async fn spawned(self: &Arc<Self>, job: Job, until: Instant) -> Done {
         let request = job.headers.clone();
@@ -414,12 +430,12 @@ impl Forward {
                 job.begin.sent_key = sent_key;
                 self.send(&job, open).await
             }
-            Next::Replay(kept) => self.replay(&job, kept),
-            Next::Mismatch => problem(
-                Kind::KeyMismatch,
-                "this key came with another method, path or body; use a new key for a new request",
-                Outcome::Mismatch,
-            ),
+            Next::Replay(kept) => {
+                let done = self.replay(job.name, &job.headers, &kept);
+                self.recent.keep(job.name, kept);
+                done
+            }
+            Next::Mismatch => self.mismatch(job.name, &job.headers),
             Next::Stopped => {
                 let trouble = lost("an earlier attempt was sent and no answer is known", false);
                 self.problem(&trouble, job.name, &job.headers, Outcome::Unknown)
@@ -483,17 +499,20 @@ impl Forward {
     async fn keep(&self, job: &Job, answer: UpstreamAnswer) -> Done {
         let kept = Kept {
             digest: job.begin.digest,
+            until_ms: job.begin.until_ms,
             status: answer.status.as_u16(),
             head: fields::to_keep(&answer.headers),
             body: answer.body.clone(),
         };
         let settling = std::time::Instant::now();
-        if let Err(fault) = self.book.settle(job.begin.clone(), kept).await {
+        let kept = Arc::new(kept);
+        if let Err(fault) = self.book.settle(job.begin.clone(), kept.clone()).await {
             return self.problem(&self.unknown(&fault, false), job.name, &job.headers, Outcome::Unknown);
         }
         self.metrics.observe(Stage::Settle, settling.elapsed());
+        self.recent.keep(job.name, kept);
         if answer.body.is_none() {
-            return self.not_kept(job, answer.status.as_u16(), Outcome::Written);
+            return self.not_kept(job.name, &job.headers, answer.status.as_u16(), Outcome::Written);
         }
         self.given(answer, Outcome::Written)
     }
@@ -507,12 +526,12 @@ impl Forward {
     }
 
     /// The first answer once more.
-    fn replay(&self, job: &Job, kept: Kept) -> Done {
+    fn replay(&self, name: Fingerprint, request: &HeaderMap, kept: &Kept) -> Done {
         let status = http::StatusCode::from_u16(kept.status).unwrap_or(http::StatusCode::BAD_GATEWAY);
-        let mut done = match kept.body {
-            None => self.not_kept(job, kept.status, Outcome::Duplicate),
+        let mut done = match &kept.body {
+            None => self.not_kept(name, request, kept.status, Outcome::Duplicate),
             Some(body) => {
-                let mut reply = Response::new(Full::new(body));
+                let mut reply = Response::new(Full::new(body.clone()));
                 *reply.status_mut() = status;
                 *reply.headers_mut() = fields::kept(&kept.head);
                 Done { reply, outcome: Outcome::Duplicate }
@@ -522,13 +541,18 @@ impl Forward {
         done
     }
 
-    fn not_kept(&self, job: &Job, status: u16, outcome: Outcome) -> Done {
+    fn mismatch(&self, name: Fingerprint, request: &HeaderMap) -> Done {
+        let detail = "this key came with another method, path or body; use a new key for a new request";
+        self.problem(&Trouble::new(Kind::KeyMismatch, detail), name, request, Outcome::Mismatch)
+    }
+
+    fn not_kept(&self, name: Fingerprint, request: &HeaderMap, status: u16, outcome: Outcome) -> Done {
         let detail = format!(
             "the upstream answered {status} with a body above stored_answer_max, {} bytes: it took the request, and its answer is given to \
              nobody; ask it for what it made, and raise stored_answer_max",
             self.config.upstream.max_answer
         );
-        let about = About { fingerprint: Some(job.name), ..self.about(&job.headers) };
+        let about = About { fingerprint: Some(name), ..self.about(request) };
         Done { reply: reply::problem(&Trouble::new(Kind::AnswerNotKept, detail), about), outcome }
     }
 

@@ -1,5 +1,7 @@
 //! What an answer means for its key, and what a copy gets. Pure.
 
+use std::sync::Arc;
+
 use adapters::upstream::{Found, Kept, Sent, UpstreamAnswer};
 use bytes::Bytes;
 
@@ -86,7 +88,7 @@ pub(super) enum Next {
     /// It goes to the service under this `Idempotency-Key`; `open`: an earlier attempt may have been applied.
     Send { sent_key: Bytes, open: bool },
     /// The answer of the first.
-    Replay(Kept),
+    Replay(Arc<Kept>),
     /// Its key has other content.
     Mismatch,
     /// The first has no outcome, and nothing is sent again.
@@ -218,7 +220,7 @@ mod tests {
     fn what_a_copy_gets() {
         let (stop, ours) = (AnswerRules::default(), Bytes::from_static(b"ours"));
         let retry = AnswerRules { on_unknown: OnUnknown::Retry, ..stop.clone() };
-        let kept = Kept { digest: 1, status: 201, head: vec![], body: None };
+        let kept = Arc::new(Kept { digest: 1, until_ms: 9, status: 201, head: vec![], body: None });
         let begun = || Found::Begun { digest: 1, sent_key: "theirs".into() };
         let decide = |found, digest, rules| next(found, digest, &ours, rules);
         assert_eq!(decide(Found::New, 1, &stop), Next::Send { sent_key: ours.clone(), open: false });
