@@ -120,6 +120,7 @@ async fn direct(
     let started = Instant::now();
     for block in blocks {
         let request = Request::post(format!("/?query={query}")).header("host", "bench");
+        sender.ready().await.expect("the engine keeps the connection");
         let answer =
             sender.send_request(request.body(Full::new(block)).expect("a request")).await.expect("an answer");
         let status = answer.status();
