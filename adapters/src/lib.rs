@@ -2,6 +2,8 @@
 //!
 //! Nothing here knows the dedup store or a route's rules: rows come in encoded, marks come in packed.
 
+#[cfg(any(feature = "duckdb", feature = "sqlite"))]
+mod bookkeeping;
 #[cfg(feature = "clickhouse")]
 pub mod clickhouse;
 pub mod collapse;

@@ -4,11 +4,15 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::entry::{self, Entry};
 use crate::{
+    bookkeeping::{
+        marks::write_finish,
+        shards::{missed, shard_row},
+        worker::Fault,
+    },
     sink::{ShardState, ShardStep, SinkError},
     sqlite::{
-        deliver::{self, Finish, begin, commit, missed, shard_row},
+        deliver::{begin, commit},
         schema,
-        worker::Fault,
     },
 };
 
@@ -18,10 +22,9 @@ pub(super) fn stands(
     route: &str,
     step: &ShardStep,
 ) -> Result<(), Fault> {
-    let doing = |error: rusqlite::Error| schema::fault("looking at the fence", &error);
-    match shard_row(transaction, route, &step.shard).map_err(doing)? {
+    match shard_row(transaction, route, &step.shard)? {
         Some(row) if row.epoch == step.epoch && row.sequence == step.sequence.saturating_sub(1) => Ok(()),
-        _ => Err(missed(transaction, route, step).unwrap_or_else(doing)),
+        _ => Err(missed(transaction, route, step)?),
     }
 }
 
@@ -87,16 +90,6 @@ pub(super) fn journal(
     Ok(batch)
 }
 
-pub(super) fn write(
-    transaction: &rusqlite::Transaction<'_>,
-    route: &str,
-    steps: &[ShardStep],
-    finish: &Finish,
-) -> Result<(), Fault> {
-    deliver::write_finish(transaction, route, steps, finish)
-        .map_err(|error| schema::fault("writing marks and dead letters", &error))
-}
-
 pub(super) fn remove(transaction: &rusqlite::Transaction<'_>, id: i64) -> Result<(), Fault> {
     match entry::remove(transaction, id) {
         Ok(true) => Ok(()),
@@ -137,7 +130,7 @@ pub(super) fn settle(
                 return Err(SinkError::Unknown { reason }.into());
             }
         }
-        write(&transaction, route, &batch.steps, &batch.finish)?;
+        write_finish(&transaction, route, &batch.steps, &batch.finish)?;
     } else {
         // The same records may come again in the same batch, and the target may know its token.
         entry::rename(&transaction).map_err(doing)?;
@@ -150,7 +143,7 @@ pub(super) fn stand_now(
     connection: &Connection,
     route: &str,
     state: &ShardState,
-) -> rusqlite::Result<Result<ShardState, SinkError>> {
+) -> Result<ShardState, Fault> {
     let now = connection
         .query_row(
             "SELECT sequence, position, watermark_ms, floor_ms FROM oncegate_shards
@@ -167,15 +160,17 @@ pub(super) fn stand_now(
                 })
             },
         )
-        .optional()?;
+        .optional()
+        .map_err(|error| schema::fault("reading a shard", &error))?;
     if let Some(now) = now {
-        return Ok(Ok(now));
+        return Ok(now);
     }
-    Ok(Err(match shard_row(connection, route, &state.shard)? {
+    Err(match shard_row(connection, route, &state.shard)? {
         Some(row) => row.fenced(&state.shard),
         None => SinkError::NotApplied {
             reason: format!("shard {} is gone from the book", state.shard),
             retry: true,
         },
-    }))
+    }
+    .into())
 }

@@ -6,11 +6,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::Identity;
 use crate::{
+    bookkeeping::marks::{Finish, OwnedDeadLetter, OwnedMark},
     sink::{ShardId, ShardStep},
-    sqlite::{
-        deliver::{Finish, OwnedDeadLetter, OwnedMark},
-        schema::NOW_MS,
-    },
+    sqlite::schema::NOW_MS,
 };
 
 /// `verdict` is for people: `in` or `out`, once they have looked into the target.

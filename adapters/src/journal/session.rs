@@ -12,17 +12,21 @@ use tracing::{info, warn};
 
 use super::{
     Hold, Identity, JournalConfig, Remote, Sent, Tried,
-    book::{journal, name_of, remove, settle, stand, stand_now, stands, write},
+    book::{journal, name_of, remove, settle, stand, stand_now, stands},
     entry::{self, Entry, Part, Unread},
 };
 use crate::{
+    bookkeeping::{
+        marks::{Finish, write_finish},
+        shards::fence,
+    },
     sink::{
         Acquire, Batch, Life, Mark, OnRefused, Receipts, Resolution, RouteRow, RowOutcome, Session, ShardId,
         ShardState, ShardStep, SinkError,
     },
     sqlite::{
         SqliteConfig,
-        deliver::{Finish, begin, commit, fence},
+        deliver::{begin, commit},
         packed::Packed,
         rows::Stop,
         schema,
@@ -252,7 +256,7 @@ impl JournalSession {
                 let transaction = begin(connection)?;
                 stand(&transaction, route, &steps)?;
                 fence(&transaction, route, &steps)?;
-                write(&transaction, route, &steps, &finish)?;
+                write_finish(&transaction, route, &steps, &finish)?;
                 commit(transaction)
             })
             .await?;
@@ -302,7 +306,7 @@ impl JournalSession {
             .job(move |connection, route| {
                 let transaction = begin(connection)?;
                 fence(&transaction, route, &entry.steps)?;
-                write(&transaction, route, &entry.steps, &entry.finish)?;
+                write_finish(&transaction, route, &entry.steps, &entry.finish)?;
                 remove(&transaction, entry.id)?;
                 commit(transaction)
             })
@@ -537,14 +541,7 @@ impl JournalSession {
             return Ok(states);
         }
         self.job(move |connection, route| {
-            states
-                .iter()
-                .map(|state| {
-                    stand_now(connection, route, state)
-                        .map_err(|error| schema::fault("reading a shard", &error))?
-                        .map_err(Fault::from)
-                })
-                .collect()
+            states.iter().map(|state| stand_now(connection, route, state)).collect()
         })
         .await
     }
