@@ -14,7 +14,7 @@ pub type Fault = Cow<'static, str>;
 
 mod time;
 
-pub use time::{date, local_timestamp, time, timestamp};
+pub use time::{date, local_timestamp, nanos, time, timestamp};
 
 /// The JSON text is `null`.
 pub fn is_null(json: &str) -> bool {

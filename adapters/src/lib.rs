@@ -9,6 +9,8 @@ pub mod clickhouse;
 pub mod collapse;
 pub mod dead_letters;
 pub mod decode;
+#[cfg(feature = "duckdb")]
+pub mod duckdb;
 #[cfg(feature = "sqlite")]
 pub mod files;
 #[cfg(feature = "http-client")]

@@ -415,6 +415,11 @@ pub(crate) fn sink_of(
             let config = config.sqlite().ok_or("not a SQLite sink")?;
             Ok(Arc::new(SqliteSink::new(config)))
         }
+        #[cfg(feature = "duckdb")]
+        Target::Duckdb { .. } => {
+            let config = config.duckdb().ok_or("not a DuckDB sink")?;
+            Ok(Arc::new(adapters::duckdb::DuckdbSink::new(config)))
+        }
         Target::Files(config) => Ok(Arc::new(FilesSink::new(config.clone()))),
         #[cfg(feature = "clickhouse")]
         Target::Clickhouse(_) => {

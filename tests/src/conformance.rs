@@ -5,6 +5,8 @@
 //! a block spells its shard, its sequence and one letter an outcome.
 
 pub mod clickhouse;
+#[cfg(feature = "duckdb")]
+pub mod duckdb;
 pub mod folders;
 pub mod kafka;
 pub mod marks;

@@ -32,6 +32,13 @@ mod postgres {
     conformance_cases!(tests, targets::Live);
 }
 
+#[cfg(feature = "duckdb")]
+mod duckdb {
+    use super::*;
+
+    conformance_cases!(tests, conformance::duckdb::Duckdb);
+}
+
 /// Other misfits than those of tables are in the sink's own tests.
 mod redis {
     use super::*;

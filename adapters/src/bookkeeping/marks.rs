@@ -209,11 +209,7 @@ pub(super) fn expire(
     Ok(gone.unsigned_abs())
 }
 
-pub(super) fn forget_all(
-    books: &dyn Books,
-    route: &str,
-    owned: &[(ShardId, i64)],
-) -> Result<u64, Fault> {
+pub(super) fn forget_all(books: &dyn Books, route: &str, owned: &[(ShardId, i64)]) -> Result<u64, Fault> {
     let doing = "forgetting marks";
     let mut gone = 0;
     for (shard, epoch) in owned {

@@ -6,9 +6,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{Books, Cells, first, worker::Fault};
-use crate::sink::{
-    Acquire, Mark, Resolution, RouteRow, ShardId, ShardState, ShardStep, SinkError,
-};
+use crate::sink::{Acquire, Mark, Resolution, RouteRow, ShardId, ShardState, ShardStep, SinkError};
 
 /// P4: each shard moves from sequence n - 1 to n under our epoch, or nothing happens.
 pub(crate) fn fence(books: &dyn Books, route: &str, steps: &[ShardStep]) -> Result<(), Fault> {
@@ -281,9 +279,11 @@ pub(super) fn resolve(
             "SELECT block FROM oncegate_marks WHERE route = ?1 AND shard = ?2 AND sequence = ?3",
             &[route.into(), (&*step.shard).into(), step.sequence.into()],
         )?;
-        marks.extend(row.map(|row| {
-            (index, Mark { sequence: step.sequence, block: Bytes::from(Cells::of(row).blob()) })
-        }));
+        marks.extend(
+            row.map(|row| {
+                (index, Mark { sequence: step.sequence, block: Bytes::from(Cells::of(row).blob()) })
+            }),
+        );
     }
     Ok((Resolution::Applied(marks), states))
 }

@@ -316,22 +316,7 @@ fn nanos(value: Value<'_>) -> Result<i128, Fault> {
     if let Value::Micros(micros) = value {
         return Ok(i128::from(micros) * 1000);
     }
-    with_text(value, |text| {
-        // Digits behind the sixth are taken out, and added again.
-        let Some(point) = text.find('.') else { return Ok(i128::from(decode::timestamp(text)?) * 1000) };
-        let digits = text[point + 1..].bytes().take_while(u8::is_ascii_digit).count();
-        if digits <= 6 {
-            return Ok(i128::from(decode::timestamp(text)?) * 1000);
-        }
-        let (head, rest) = text.split_at(point + 7);
-        let (fine, tail) = rest.split_at(digits - 6);
-        if fine.len() > 3 && fine[3..].bytes().any(|digit| digit != b'0') {
-            return Err("is finer than a nanosecond".into());
-        }
-        let fine = format!("{fine:0<3}");
-        let fine: i128 = fine[..3].parse().map_err(|_| Fault::Borrowed("needs a time"))?;
-        Ok(i128::from(decode::timestamp(&format!("{head}{tail}"))?) * 1000 + fine)
-    })
+    with_text(value, |text| decode::nanos(text, decode::timestamp))
 }
 
 fn array(value: Value<'_>) -> Result<Vec<&RawValue>, Fault> {

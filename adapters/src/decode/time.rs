@@ -184,6 +184,25 @@ pub fn local_timestamp(text: &str) -> Result<i64, Fault> {
     }
 }
 
+/// Nanoseconds since the epoch of a time of which `read` takes up to six decimals: digits behind these are taken out, and added
+/// again.
+pub fn nanos(text: &str, read: impl Fn(&str) -> Result<i64, Fault>) -> Result<i128, Fault> {
+    let whole = |text: &str| read(text).map(|micros| i128::from(micros) * 1000);
+    let Some(point) = text.find('.') else { return whole(text) };
+    let digits = text[point + 1..].bytes().take_while(u8::is_ascii_digit).count();
+    if digits <= 6 {
+        return whole(text);
+    }
+    let (head, rest) = text.split_at(point + 7);
+    let (fine, tail) = rest.split_at(digits - 6);
+    if fine.len() > 3 && fine[3..].bytes().any(|digit| digit != b'0') {
+        return Err("is finer than a nanosecond".into());
+    }
+    let fine = format!("{fine:0<3}");
+    let fine: i128 = fine[..3].parse().map_err(|_| Fault::Borrowed("needs a time"))?;
+    Ok(whole(&format!("{head}{tail}"))? + fine)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -51,6 +51,16 @@ pub enum Target {
         /// DDL to run if the table is missing.
         create: Option<String>,
     },
+    /// A DuckDB file.
+    #[cfg(feature = "duckdb")]
+    Duckdb {
+        /// The file.
+        path: PathBuf,
+        /// How long to wait for another lane that writes to the file.
+        busy_timeout: Duration,
+        /// DDL to run if the table is missing.
+        create: Option<String>,
+    },
     /// A folder of files.
     Files(adapters::files::FilesConfig),
     /// A table of ClickHouse, but for what all sinks have.
@@ -78,6 +88,20 @@ impl SinkConfig {
             create: create.clone(),
             busy_timeout: *busy_timeout,
             ..adapters::sqlite::SqliteConfig::new(path, &self.table)
+        })
+    }
+
+    /// For the DuckDB sink; none if it is another target.
+    #[cfg(feature = "duckdb")]
+    pub fn duckdb(&self) -> Option<adapters::duckdb::DuckdbConfig> {
+        let Target::Duckdb { path, busy_timeout, create } = &self.target else { return None };
+        Some(adapters::duckdb::DuckdbConfig {
+            mode: self.mode,
+            row_key: self.row_key.clone(),
+            version: self.version.clone(),
+            create: create.clone(),
+            busy_timeout: *busy_timeout,
+            ..adapters::duckdb::DuckdbConfig::new(path, &self.table)
         })
     }
 
@@ -120,6 +144,8 @@ impl SinkConfig {
     pub fn keeps_rows(&self) -> bool {
         match &self.target {
             Target::Postgres { .. } | Target::Sqlite { .. } => true,
+            #[cfg(feature = "duckdb")]
+            Target::Duckdb { .. } => true,
             Target::Files(_) => false,
             #[cfg(feature = "clickhouse")]
             Target::Clickhouse(_) => false,
@@ -168,15 +194,16 @@ impl SinkConfig {
 pub(super) const MOST_OF_BATCH: (i64, u64) = (1_000_000, 1 << 30);
 
 /// Sink types that the design names and this build does not have.
-const LATER: [&str; 3] = ["duckdb", "elasticsearch", "opensearch"];
+const LATER: [&str; 2] = ["elasticsearch", "opensearch"];
 
 /// Those that it has.
-const TYPES: &str = "\"postgres\", \"sqlite\", \"kafka\", \"redis\", \"files\", \"clickhouse\", \"starrocks\", \"doris\" or \"http\"";
+const TYPES: &str = "\"postgres\", \"sqlite\", \"duckdb\", \"kafka\", \"redis\", \"files\", \"clickhouse\", \"starrocks\", \"doris\" or \"http\"";
 
 #[derive(Clone, Copy)]
 enum Type {
     Postgres,
     Sqlite,
+    Duckdb,
     Kafka,
     Redis,
     Files,
@@ -195,6 +222,7 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
     let types = [
         ("postgres", Type::Postgres),
         ("sqlite", Type::Sqlite),
+        ("duckdb", Type::Duckdb),
         ("kafka", Type::Kafka),
         ("redis", Type::Redis),
         ("files", Type::Files),
@@ -224,6 +252,13 @@ pub(super) fn sink(name: String, section: Section<'_, '_>) -> Option<SinkConfig>
         }
         Type::Postgres => postgres(&section, &item),
         Type::Sqlite => sqlite(&section),
+        #[cfg(feature = "duckdb")]
+        Type::Duckdb => duckdb(&section),
+        #[cfg(not(feature = "duckdb"))]
+        Type::Duckdb => {
+            item.fault("this build leaves DuckDB out", "build with the feature `duckdb`");
+            return None;
+        }
         Type::Files => files(&section),
         #[cfg(feature = "clickhouse")]
         Type::Clickhouse => {
@@ -379,14 +414,26 @@ fn only_appended_to(mode: Mode, [mode_item, row_key, version]: [&Option<Item<'_,
 }
 
 fn sqlite(section: &Section<'_, '_>) -> Option<Target> {
+    let (path, busy_timeout, create) = database_file(section)?;
+    Some(Target::Sqlite { path, busy_timeout, create })
+}
+
+#[cfg(feature = "duckdb")]
+fn duckdb(section: &Section<'_, '_>) -> Option<Target> {
+    let (path, busy_timeout, create) = database_file(section)?;
+    Some(Target::Duckdb { path, busy_timeout, create })
+}
+
+/// What names a database that is a file: the file, `busy_timeout` and `create`.
+fn database_file(section: &Section<'_, '_>) -> Option<(PathBuf, Duration, Option<String>)> {
     let path = section.required("path", "\"FILE.db\"").and_then(|item| {
         let path = item.text()?;
-        if path.is_empty() || path == ":memory:" {
+        if path.is_empty() || path.starts_with(":memory:") {
             item.fault("is no file: two connections must see the same rows", "name a file");
         }
         Some(path)
     });
     let busy_timeout = section.duration("busy_timeout", ms(0)..=secs(600), secs(5));
     let create = section.text("create");
-    Some(Target::Sqlite { path: path?.into(), busy_timeout, create })
+    Some((path?.into(), busy_timeout, create))
 }
