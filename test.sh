@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Passes all tests on a fresh Debian machine with Rust: installs what they need, servers included, then builds, lints and tests.
-#   ./test.sh            everything
+#   ./test.sh            everything, but for what is asked for by name
+#   ./test.sh --duckdb   the DuckDB sink too: fetches its library, builds it in (some minutes)
 #   ./test.sh --quick    without the live tests (no Postgres, no Kafka, no Redis, no ClickHouse, nothing installed beyond a C compiler)
 set -euo pipefail
 cd "$(dirname "$0")"
 
 quick=false
+duckdb=false
 for argument in "$@"; do
     case "$argument" in
     --quick) quick=true ;;
+    --duckdb) duckdb=true ;;
     *)
-        echo "usage: ./test.sh [--quick]" >&2
+        echo "usage: ./test.sh [--quick] [--duckdb]" >&2
         exit 2
         ;;
     esac
@@ -26,6 +29,8 @@ kafka_jars="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/kafka-$kafka_versio
 # As tests/src/servers/clickhouse.rs looks for it.
 clickhouse_version=$(sed -n 's|^const ENGINE: &str = "chdb-\(.*\)";$|\1|p' tests/src/servers/clickhouse.rs)
 clickhouse_engine="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/chdb-$clickhouse_version"
+duckdb_version=1.5.6-r.1
+duckdb_library="${ONCEGATE_TEST_CACHE:-$PWD/target/test-servers}/duckdb-$duckdb_version"
 summary=()
 failed=()
 
@@ -150,6 +155,30 @@ live_tests() {
     return $result
 }
 
+# DuckDB's library, from the npm registry that npm is set to.
+fetch_duckdb() {
+    if [ -d "$duckdb_library" ]; then
+        echo "DuckDB's library is there: $duckdb_library"
+        return
+    fi
+    command -v npm >/dev/null || apt_install npm || return 1
+    # Moved into place when it is whole.
+    rm -rf "$duckdb_library.part" && mkdir -p "$duckdb_library.part" &&
+        npm pack --silent --pack-destination "$duckdb_library.part" "@duckdb/node-bindings-linux-x64@$duckdb_version" &&
+        tar -xzf "$duckdb_library.part"/*.tgz -C "$duckdb_library.part" --strip-components 1 package/libduckdb.so &&
+        rm "$duckdb_library.part"/*.tgz &&
+        mv "$duckdb_library.part" "$duckdb_library"
+}
+
+# Builds and runs all that the feature adds: the sink's own tests, its cases of the list, and its kills.
+test_duckdb() {
+    local -x DUCKDB_LIB_DIR=$duckdb_library LD_LIBRARY_PATH=$duckdb_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    cargo clippy -q -p adapters -p oncegate-tests --features adapters/duckdb,oncegate-tests/duckdb --all-targets -- -D warnings &&
+        cargo test -p adapters --features duckdb --lib --no-fail-fast -- duckdb:: &&
+        cargo build --workspace --features oncegate-tests/duckdb &&
+        RUST_TEST_THREADS=1 cargo test -p oncegate-tests --features duckdb --test sink_conformance --test duckdb_crash --no-fail-fast -- duckdb
+}
+
 packages=(--workspace)
 $quick && packages=(--workspace --exclude oncegate-tests)
 
@@ -164,5 +193,8 @@ step "clippy of interleavings" cargo clippy -q -p dedup-store --features shuttle
 step "interleavings of the store's threads" cargo test -p dedup-store --features shuttle --lib --no-fail-fast || true
 step "tests without servers" cargo test --workspace --exclude oncegate-tests --lib --bins --tests --no-fail-fast || true
 $quick || step "tests with live servers" live_tests || true
+if $duckdb; then
+    step "DuckDB's library from npm" fetch_duckdb && { step "tests of the DuckDB sink" test_duckdb || true; }
+fi
 step "documentation tests" cargo test "${packages[@]}" --doc || true
 finish

@@ -287,16 +287,24 @@ async fn a_write_takes_what_a_delete_of_its_batch_makes_room_for() {
 #[tokio::test]
 async fn a_lane_waits_for_another_one_that_writes_and_gives_its_batch_back() {
     let mut bed = Bed::new("CREATE TABLE t (id INTEGER)", |_| {}).await;
-    let other = instance::Handle::open(&bed.config.path).unwrap();
-    let writer = other.writer(Duration::ZERO).unwrap();
+    let path = bed.config.path.clone();
+    let (held, holds) = std::sync::mpsc::channel();
+    let (over, end) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(move || {
+        let handle = instance::Handle::open(&path).unwrap();
+        let _writer = handle.writer(Duration::ZERO).unwrap();
+        held.send(()).unwrap();
+        end.recv().unwrap();
+    });
+    holds.recv().unwrap();
     let error = bed.deliver(&[(Write, &["1"])]).await.unwrap_err();
     assert!(
         matches!(&error, SinkError::NotApplied { retry: true, reason } if reason.contains("busy_timeout")),
         "{error}"
     );
     assert!(bed.session.connected());
-    drop(writer);
-    drop(other);
+    over.send(()).unwrap();
+    other.join().unwrap();
     assert_eq!(bed.deliver(&[(Write, &["1"])]).await.unwrap().rows, [Written]);
 }
 

@@ -224,11 +224,10 @@ proptest! {
             bed.deliver_encoded(&encoded).await.unwrap();
             let connection = FileConnection::open(&bed.config.path).unwrap();
             let mut query = connection.prepare("SELECT h::VARCHAR, u::VARCHAR, d::VARCHAR, f, s, i::VARCHAR, b, epoch_us(m) FROM t ORDER BY n").unwrap();
-            let found = query.query_map([], |row| Ok((
+            query.query_map([], |row| Ok((
                 [row.get(0)?, row.get(1)?, row.get(2)?, row.get(4)?, row.get(5)?],
                 row.get::<_, f64>(3)?, row.get::<_, Vec<u8>>(6)?, row.get::<_, i64>(7)?,
-            ))).unwrap().collect::<Result<Vec<([String; 5], _, _, _)>, _>>().unwrap();
-            found
+            ))).unwrap().collect::<Result<Vec<([String; 5], _, _, _)>, _>>().unwrap()
         });
         prop_assert_eq!(found.len(), rows.len());
         for (((_, double, _, blob, micros, _), given), (texts, back, bytes, time)) in rows.iter().zip(&given).zip(found) {
