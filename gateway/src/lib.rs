@@ -8,6 +8,7 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod door;
+pub mod drill;
 pub mod format;
 pub mod gate;
 mod heartbeat;

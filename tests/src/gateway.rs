@@ -232,7 +232,7 @@ impl Drop for Gateway {
 
 /// The binary of the profile that this test (`target/<profile>/deps/..`) or bench (`target/<profile>/..`) was built with, or the
 /// one that `ONCEGATE_BIN` names.
-fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     let beside = || -> Option<PathBuf> {
         let test = std::env::current_exe().ok()?;
         let folder = test.parent()?;

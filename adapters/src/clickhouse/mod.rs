@@ -141,6 +141,14 @@ impl ClickhouseSink {
     }
 }
 
+/// Runs one query at the server of `config` and answers with its text: for a look from outside (drills).
+pub async fn ask(config: &ClickhouseConfig, sql: &str) -> Result<String, String> {
+    let sink = ClickhouseSink::new(config.clone()).map_err(|misfit| misfit.to_string())?;
+    let answered = client::Client::new(sink.server).query(sql, "").await;
+    let answered = answered.map_err(|failure| failure.full())?;
+    Ok(String::from_utf8_lossy(&answered.body).into_owned())
+}
+
 #[async_trait]
 impl Sink for ClickhouseSink {
     fn guarantee(&self) -> Guarantee {

@@ -163,6 +163,16 @@ impl PostgresSink {
     }
 }
 
+/// A connection of one's own to the server of `config`, made as the sink makes its own: for a look from outside (drills).
+pub async fn connect(
+    config: &PostgresConfig,
+    application_name: &str,
+) -> Result<tokio_postgres::Client, String> {
+    let address = Address::new(&config.url, config.connect_timeout).map_err(|misfit| misfit.to_string())?;
+    let connected = address.connect(application_name).await;
+    connected.map(|(client, _pulse)| client).map_err(|error| connect::cause(&error))
+}
+
 #[async_trait]
 impl Sink for PostgresSink {
     fn guarantee(&self) -> Guarantee {

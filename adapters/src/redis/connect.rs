@@ -1,6 +1,7 @@
 //! One connection: it never makes itself anew, since the server behind it may be an older one then (P6).
 
 use std::{
+    collections::BTreeMap,
     io,
     pin::Pin,
     task::{Context, Poll},
@@ -200,6 +201,14 @@ impl Link {
 
     /// Several commands at once, each of which answers with a text, bounded by the caller.
     pub(super) async fn commands(&mut self, commands: &Pipeline) -> Result<Vec<String>, Fault> {
+        commands.query_async(&mut self.connection).await.map_err(Fault::of)
+    }
+
+    /// Several hashes at once.
+    pub(super) async fn hashes(
+        &mut self,
+        commands: &Pipeline,
+    ) -> Result<Vec<BTreeMap<String, Vec<u8>>>, Fault> {
         commands.query_async(&mut self.connection).await.map_err(Fault::of)
     }
 

@@ -12,6 +12,7 @@
 //! | `probe.rs` | start-up checks |
 //! | `session.rs` | [`crate::sink::Session`]: ownership, marks, floors |
 //! | `deliver.rs` `pack.rs` | one batch, one script, and its arguments |
+//! | `look.rs` | a look from outside, for drills |
 //!
 //! A row is a hash, at the prefix and the row key. A script cannot come back to ask what to mark, and marks hold the rows' outcomes: so a
 //! batch says which outcomes it expects, and the script writes only if they are those; else it answers with what they are, and the
@@ -22,6 +23,7 @@ mod connect;
 mod deliver;
 mod encode;
 mod keys;
+mod look;
 mod pack;
 mod probe;
 mod reply;
@@ -36,7 +38,10 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-pub use self::types::{KINDS, Kind};
+pub use self::{
+    look::{Look, bookkeeping},
+    types::{KINDS, Kind},
+};
 use crate::sink::{Encode, Guarantee, Misfit, Mode, Session, Sink};
 
 /// Rows of one batch at most: while its script runs, the server does nothing else.

@@ -1,6 +1,7 @@
 //! The command line. Exit status: 0, 1 (failed), 2 (usage or config).
 
 mod check;
+mod drill;
 mod quickstart;
 mod reset;
 mod serve;
@@ -41,6 +42,8 @@ enum Command {
         #[arg(long)]
         servers: bool,
     },
+    /// Proves a route on your own servers: writes copies beside the real table, through kills, pauses and cut connections.
+    Drill(drill::DrillArguments),
     /// Looks into a route's dedup store.
     Store {
         #[command(subcommand)]
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Quickstart(quickstart) => quickstart.run(),
         Command::Serve { config } => serve::run(&config),
         Command::Check { config, format, servers } => check::run(&config, format == Format::Json, servers),
+        Command::Drill(arguments) => drill::run(&arguments),
         Command::Store { command } => store::run(&command),
     }
 }
