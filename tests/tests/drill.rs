@@ -298,3 +298,19 @@ fn a_drill_on_redis_holds_and_leaves_nothing_behind() {
     assert!(left.is_empty() && keys.iter().any(|key| key == "profile:somebody"), "{keys:?}");
     nothing_temporary(folder.path());
 }
+
+#[test]
+fn a_drill_on_files_holds_finds_what_is_lost_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::create_dir(folder.path().join("archive")).expect("the folder can be written");
+    let config = "[sinks.archive]\ntype = \"files\"\nfolder = \"archive\"\n\n[routes.archive]\nsink = \"archive\"\nkey = \"/id\"\n";
+    fs::write(folder.path().join("oncegate.toml"), config).expect("the folder can be written");
+    assert_held(&drill(folder.path(), &["--kills", "3", "--format", "json"]), 3);
+    let output = drill(folder.path(), &["--kills", "1", "--lose-a-row"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("VIOLATED: 1 lost"), "{}", said(&output));
+    let left: Vec<_> = fs::read_dir(folder.path().join("archive")).expect("a folder").collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!folder.path().join("archive_oncegate_drill").exists());
+    nothing_temporary(folder.path());
+}

@@ -28,6 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use adapters::sink::Column;
 use indicatif::ProgressBar;
 use parking_lot::Mutex;
 use rand::Rng;
@@ -43,11 +44,13 @@ use self::{
     settings::Place,
     shadow::{Shadow, Survey},
     shape::{Asked, Shape},
+    values::Kind,
 };
 use crate::{
     config::{self, Config},
     format::Encoding,
-    naming::EventTime,
+    key::Pointer,
+    naming::{ColumnSource, EventTime},
     serve::{Seat, sink_of},
 };
 
@@ -256,7 +259,7 @@ impl Stage<'_> {
         }
         let [listen, admin] = free_ports().map_err(failed)?;
         let bearer: String = (0..32).map(|_| char::from(rand::rng().random_range(b'a'..=b'z'))).collect();
-        let (target_key, target) = shadow.target();
+        let target = shadow.target();
         let variable = format!("${{{ADDRESS}}}");
         let text = settings::shadow(
             &asked.text,
@@ -264,7 +267,7 @@ impl Stage<'_> {
                 route: self.name,
                 shadow_route: self.shadow_route,
                 sink: &self.config.routes[self.name].sink,
-                target: (target_key, &target),
+                target: &target,
                 address: key.map(|key| (key, variable.as_str())),
                 folder: &self.folder,
                 listen,
@@ -327,6 +330,7 @@ impl Stage<'_> {
         }
         bar.set_message("sending copies of all");
         load.sweep(SWEEP).await.map_err(failed)?;
+        tokio::time::sleep(shadow.seen_after()).await;
         if !child.terminate().await.map_err(failed)? {
             report.notes.push("the gateway did not end by itself within 40 s of SIGTERM".to_owned());
         }
@@ -362,13 +366,21 @@ impl Stage<'_> {
             let misfits: Vec<String> = misfits.iter().map(ToString::to_string).collect();
             Stop::Refused(format!("the table does not fit the route: {}", misfits.join("\n")))
         })?;
-        let columns = encoder.columns().iter().map(|column| (column.clone(), shadow.kind(column)));
+        let mut columns: Vec<(Column, Option<Kind>)> =
+            encoder.columns().iter().map(|column| (column.clone(), shadow.kind(column))).collect();
+        let mut naming = route.naming.clone();
+        if shadow.whole_record() {
+            let (name, type_name) = ("record".to_owned(), "JSON".to_owned());
+            naming.columns.insert(name.clone(), ColumnSource::Pointer(whole()?));
+            let column = Column { name, type_name, nullable: false, has_default: false };
+            columns.push((column, Some(Kind::Json)));
+        }
         let asked = Asked {
-            naming: &route.naming,
+            naming: &naming,
             mode: sink.mode,
             row_key: &sink.row_key,
             version: sink.version.as_deref(),
-            columns: columns.collect(),
+            columns,
             template: self.asked.template.as_deref(),
             seed: self.asked.seed,
         };
@@ -444,6 +456,11 @@ impl Stage<'_> {
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(())
     }
+}
+
+/// Points at the record itself.
+fn whole() -> Result<Pointer, Stop> {
+    Pointer::parse("").map_err(|fault| Stop::Failed(fault.to_string()))
 }
 
 /// What faults strike, and what goes on meanwhile.

@@ -12,8 +12,8 @@ pub(crate) struct Place<'a> {
     pub(crate) shadow_route: &'a str,
     /// The sink as the file names it.
     pub(crate) sink: &'a str,
-    /// Key and value of what says where the rows go.
-    pub(crate) target: (&'a str, &'a str),
+    /// Keys and values that say where the rows go.
+    pub(crate) target: &'a [(&'a str, String)],
     /// Key and value of the sink's address, if its connections go through the proxy.
     pub(crate) address: Option<(&'a str, &'a str)>,
     /// Of the drill's own files.
@@ -45,7 +45,9 @@ pub(crate) fn shadow(text: &str, place: &Place<'_>) -> Result<String, String> {
     if let Value::Table(http) = http {
         http.insert("bearer".into(), place.bearer.into());
     }
-    sink.insert(place.target.0.into(), place.target.1.into());
+    for (key, value) in place.target {
+        sink.insert((*key).into(), value.as_str().into());
+    }
     sink.remove("create");
     if sink.contains_key("journal") {
         let journal = place.folder.join("journal");
@@ -98,7 +100,7 @@ mod tests {
                     route,
                     shadow_route: "drill-1",
                     sink,
-                    target: ("table", "public.shadow"),
+                    target: &[("table", "public.shadow".to_owned())],
                     address: address.then_some(("url", "${DRILL_URL}")),
                     folder: Path::new("somewhere"),
                     listen: ([127, 0, 0, 1], 1).into(),

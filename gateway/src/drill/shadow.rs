@@ -2,11 +2,14 @@
 
 #[cfg(feature = "clickhouse")]
 mod clickhouse;
+mod files;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod sqlite;
+
+use std::time::Duration;
 
 use adapters::sink::Column;
 
@@ -57,6 +60,7 @@ pub(crate) struct Through {
 pub(crate) enum Shadow {
     #[cfg(feature = "clickhouse")]
     Clickhouse(Box<clickhouse::ClickhouseShadow>),
+    Files(files::FilesShadow),
     #[cfg(feature = "postgres")]
     Postgres(postgres::PostgresShadow),
     #[cfg(feature = "redis")]
@@ -81,22 +85,21 @@ impl Shadow {
                 let config = sink.sqlite().ok_or("not a SQLite sink")?;
                 Ok(Shadow::Sqlite(sqlite::SqliteShadow::new(config, route)))
             }
-            Target::Files(_) => Err("a sink of type \"files\" cannot be drilled yet".into()),
             #[cfg(feature = "clickhouse")]
             Target::Clickhouse(_) => {
                 let config = sink.clickhouse().ok_or("not a ClickHouse sink")?;
                 Ok(Shadow::Clickhouse(Box::new(clickhouse::ClickhouseShadow::new(config))))
             }
-            #[cfg(feature = "stream-load")]
-            Target::StreamLoad(_) => {
-                Err("a sink of type \"starrocks\" or \"doris\" cannot be drilled yet".into())
-            }
-            #[cfg(feature = "kafka")]
-            Target::Kafka(_) => Err("a sink of type \"kafka\" cannot be drilled yet".into()),
             #[cfg(feature = "redis")]
             Target::Redis(config) => {
                 Ok(Shadow::Redis(Box::new(redis::RedisShadow::new((**config).clone(), route))))
             }
+            Target::Files(config) => Ok(Shadow::Files(files::FilesShadow::new(config))),
+            #[allow(unreachable_patterns, reason = "a build may have no further types")]
+            _ => Err(format!(
+                "sink {:?} is of a type that cannot be drilled yet; postgres, sqlite, files, clickhouse and redis can",
+                sink.name
+            )),
         }
     }
 
@@ -109,20 +112,39 @@ impl Shadow {
             Shadow::Postgres(_) => Kind::postgres(&column.type_name),
             #[cfg(feature = "redis")]
             Shadow::Redis(_) => Kind::redis(&column.type_name),
+            Shadow::Files(_) => None,
             Shadow::Sqlite(_) => Some(Kind::sqlite(&column.type_name)),
         }
     }
 
-    /// Key and value of the sink's section that point it at the shadow.
-    pub(crate) fn target(&self) -> (&'static str, String) {
+    /// Keys and values of the sink's section that point it at the shadow.
+    pub(crate) fn target(&self) -> Vec<(&'static str, String)> {
         match self {
             #[cfg(feature = "clickhouse")]
-            Shadow::Clickhouse(shadow) => ("table", shadow.table()),
+            Shadow::Clickhouse(shadow) => vec![("table", shadow.table())],
+            // What is acknowledged is to be seen soon.
+            Shadow::Files(shadow) => {
+                vec![("folder", shadow.folder()), ("roll_after", "1s".to_owned())]
+            }
             #[cfg(feature = "postgres")]
-            Shadow::Postgres(shadow) => ("table", shadow.table()),
+            Shadow::Postgres(shadow) => vec![("table", shadow.table())],
             #[cfg(feature = "redis")]
-            Shadow::Redis(shadow) => ("prefix", shadow.prefix()),
-            Shadow::Sqlite(shadow) => ("table", shadow.table()),
+            Shadow::Redis(shadow) => vec![("prefix", shadow.prefix())],
+            Shadow::Sqlite(shadow) => vec![("table", shadow.table())],
+        }
+    }
+
+    /// A row is the record itself, and its only column.
+    pub(crate) fn whole_record(&self) -> bool {
+        matches!(self, Shadow::Files(_))
+    }
+
+    /// So long after the last answer all of the shadow can be read.
+    pub(crate) fn seen_after(&self) -> Duration {
+        match self {
+            // The age of a file, and the heartbeat that looks at it.
+            Shadow::Files(_) => Duration::from_secs(6),
+            _ => Duration::ZERO,
         }
     }
 
@@ -135,7 +157,7 @@ impl Shadow {
             Shadow::Postgres(shadow) => shadow.through(),
             #[cfg(feature = "redis")]
             Shadow::Redis(shadow) => shadow.through(),
-            Shadow::Sqlite(_) => None,
+            Shadow::Files(_) | Shadow::Sqlite(_) => None,
         }
     }
 
@@ -148,7 +170,7 @@ impl Shadow {
             Shadow::Postgres(shadow) => shadow.url_through(port),
             #[cfg(feature = "redis")]
             Shadow::Redis(shadow) => shadow.url_through(port),
-            Shadow::Sqlite(_) => {
+            Shadow::Files(_) | Shadow::Sqlite(_) => {
                 let _ = port;
                 None
             }
@@ -164,6 +186,7 @@ impl Shadow {
             Shadow::Postgres(shadow) => shadow.survey().await,
             #[cfg(feature = "redis")]
             Shadow::Redis(shadow) => shadow.survey().await,
+            Shadow::Files(shadow) => shadow.survey(),
             Shadow::Sqlite(shadow) => shadow.survey(),
         }
     }
@@ -180,6 +203,7 @@ impl Shadow {
                 shadow.make();
                 Ok(())
             }
+            Shadow::Files(shadow) => shadow.make(),
             Shadow::Sqlite(shadow) => shadow.make(),
         }
     }
@@ -198,6 +222,7 @@ impl Shadow {
             Shadow::Postgres(shadow) => shadow.read(&names, each).await,
             #[cfg(feature = "redis")]
             Shadow::Redis(shadow) => shadow.read(columns, each).await,
+            Shadow::Files(shadow) => shadow.read(each),
             Shadow::Sqlite(shadow) => shadow.read(&names, each),
         }
     }
@@ -211,6 +236,7 @@ impl Shadow {
             Shadow::Postgres(shadow) => shadow.lose_a_row().await,
             #[cfg(feature = "redis")]
             Shadow::Redis(shadow) => shadow.lose_a_row().await,
+            Shadow::Files(shadow) => shadow.lose_a_row(),
             Shadow::Sqlite(shadow) => shadow.lose_a_row(),
         }
     }
@@ -224,6 +250,7 @@ impl Shadow {
             Shadow::Postgres(shadow) => shadow.clean().await,
             #[cfg(feature = "redis")]
             Shadow::Redis(shadow) => shadow.clean().await,
+            Shadow::Files(shadow) => shadow.clean(),
             Shadow::Sqlite(shadow) => shadow.clean(),
         }
     }

@@ -192,7 +192,12 @@ impl Shape {
             || asked.version == Some(column.name.as_str());
         let mut compared = true;
         match &from {
-            ColumnSource::Pointer(pointer) if pointer.steps().is_empty() => {}
+            // Where the record is the row, something of it is each record's own.
+            ColumnSource::Pointer(pointer) if pointer.steps().is_empty() => {
+                if asked.columns.len() == 1 {
+                    self.add(&Pointer::member("drill"), Kind::Text(None, false), Class::Event);
+                }
+            }
             ColumnSource::Pointer(pointer) => match (kind, &self.template) {
                 (Some(kind), None) => {
                     let class = self.class_of(asked, pointer, Some(&column.name));
