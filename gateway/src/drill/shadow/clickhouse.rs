@@ -132,7 +132,7 @@ impl ClickhouseShadow {
     pub(super) async fn clean(&mut self) -> Cleaned {
         let mut cleaned = Cleaned::default();
         if self.made {
-            let ddl = format!("DROP TABLE {} SYNC", self.shadow());
+            let ddl = format!("DROP TABLE {}", self.shadow());
             match self.ask(&ddl).await {
                 Ok(_) => {
                     self.made = false;
