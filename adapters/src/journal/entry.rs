@@ -11,11 +11,11 @@ use crate::{
     sqlite::schema::NOW_MS,
 };
 
-/// `verdict` is for people: `in` or `out`, once they have looked into the target.
+/// `verdict` is for people: `in` or `out`, once they have looked into the target. `doubt` is why they must.
 const DDL: &str = "
 CREATE TABLE IF NOT EXISTS oncegate_journal (
     id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, statement TEXT NOT NULL, first_ms INTEGER NOT NULL,
-    blocks_taken TEXT, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out')), target TEXT
+    blocks_taken TEXT, bytes INTEGER NOT NULL, checksum BLOB NOT NULL, verdict TEXT CHECK (verdict IN ('in', 'out')), target TEXT, doubt TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS oncegate_journal_targets (route TEXT PRIMARY KEY, id TEXT NOT NULL, name TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_journal_steps (
@@ -59,6 +59,8 @@ pub(crate) struct Entry {
     pub(super) finish: Finish,
     /// What someone who has looked says: all of it is in the target (`in`), or nothing of it (`out`).
     pub(super) verdict: Option<String>,
+    /// The target has taken it, and not as it was sent: without a verdict it is neither sent again nor settled.
+    pub(super) doubt: Option<String>,
 }
 
 /// What is taken whole or not at all.
@@ -183,7 +185,7 @@ pub(super) fn token<'a>(
 pub(super) fn make(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(DDL)?;
     // Books of before.
-    for column in ["target", "blocks_taken"] {
+    for column in ["target", "blocks_taken", "doubt"] {
         let has = "SELECT count(*) FROM pragma_table_info('oncegate_journal') WHERE name = ?1";
         if connection.query_row(has, [column], |row| row.get::<_, i64>(0))? == 0 {
             connection.execute_batch(&format!("ALTER TABLE oncegate_journal ADD COLUMN {column} TEXT"))?;
@@ -338,6 +340,14 @@ pub(super) fn note_done(connection: &Connection, entry: i64, done: &[usize]) -> 
     Ok(())
 }
 
+/// Why someone has to look before anything becomes of it.
+pub(super) fn note_doubt(connection: &Connection, entry: i64, doubt: &str) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE oncegate_journal SET doubt = ?2 WHERE id = ?1")?
+        .execute(params![entry, doubt])
+        .map(drop)
+}
+
 /// It goes; false if it had gone before.
 pub(super) fn remove(connection: &Connection, entry: i64) -> rusqlite::Result<bool> {
     let gone = connection.prepare_cached("DELETE FROM oncegate_journal WHERE id = ?1")?.execute([entry])?;
@@ -361,7 +371,7 @@ impl From<rusqlite::Error> for Unread {
 pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Option<Entry>, Unread> {
     let head = connection
         .query_row(
-            "SELECT statement, first_ms, blocks_taken, checksum, verdict, target FROM oncegate_journal WHERE id = ?1 AND route = ?2",
+            "SELECT statement, first_ms, blocks_taken, checksum, verdict, target, doubt FROM oncegate_journal WHERE id = ?1 AND route = ?2",
             params![id, route],
             |row| {
                 let entry = Entry {
@@ -374,6 +384,7 @@ pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Opti
                     parts: Vec::new(),
                     finish: Finish::default(),
                     verdict: row.get(4)?,
+                    doubt: row.get(6)?,
                 };
                 Ok((entry, row.get::<_, Vec<u8>>(3)?))
             },

@@ -123,6 +123,15 @@ pub(crate) enum Sent {
         /// Without values.
         reason: String,
     },
+    /// It is in, and not as it was sent: nobody sends it again, or settles it, before someone has looked.
+    #[cfg_attr(
+        not(feature = "stream-load"),
+        expect(dead_code, reason = "others take all of a part or nothing")
+    )]
+    Doubt {
+        /// Without values.
+        reason: String,
+    },
     /// It may be in, or may still come.
     Unknown {
         /// Without values.

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use rusqlite::Connection;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::{
     Hold, Identity, JournalConfig, Remote, Sent, Tried,
@@ -283,6 +283,7 @@ impl JournalSession {
             parts: parts.collect(),
             finish,
             verdict: None,
+            doubt: None,
         };
         self.crash.point()?;
         let bound = self.config.max_bytes;
@@ -346,6 +347,7 @@ impl JournalSession {
     /// Sends what is not known to be in. `first`: nobody has sent any of it before.
     async fn drive(&mut self, entry: &mut Entry, first: bool) -> Driven {
         let known = entry.parts.iter().filter(|part| part.done).count();
+        let doubted = entry.doubt.is_some();
         let driven = self.drive_parts(entry, first).await;
         let done: Vec<usize> =
             entry.parts.iter().enumerate().filter(|(_, part)| part.done).map(|(at, _)| at).collect();
@@ -359,6 +361,18 @@ impl JournalSession {
                 .await;
             if let Err(error) = noted {
                 warn!(route = %self.route, "the parts that are in are sent again: {error}");
+            }
+        }
+        if let Some(doubt) = entry.doubt.clone().filter(|_| !doubted) {
+            let id = entry.id;
+            let noted = self
+                .job_connected(move |connection, _| {
+                    entry::note_doubt(connection, id, &doubt)
+                        .map_err(|error| schema::fault("noting that someone has to look", &error))
+                })
+                .await;
+            if let Err(error) = noted {
+                error!(route = %self.route, "a restart will not know that someone has to look into {}: {error}", entry.name(&self.route));
             }
         }
         driven
@@ -379,6 +393,12 @@ impl JournalSession {
                 }
                 Err(reason) => return unknown(reason),
             }
+        }
+        let look = |doubt: &str, path: &std::path::Path| {
+            format!("{doubt}; look into the target, then set verdict in {} ({page})", path.display())
+        };
+        if let Some(doubt) = &entry.doubt {
+            return unknown(look(doubt, &self.file.path));
         }
         let count = entry.parts.len();
         for at in 0..count {
@@ -452,6 +472,12 @@ impl JournalSession {
                         "part {} of {count} is refused, and others are in: {reason}; it is tried again as it is",
                         at + 1
                     ));
+                }
+                Sent::Doubt { reason } => {
+                    let doubt = format!("part {} of {count}: {reason}", at + 1);
+                    let told = unknown(look(&doubt, &self.file.path));
+                    entry.doubt = Some(doubt);
+                    return told;
                 }
                 Sent::Unknown { reason } => return unknown(format!("part {} of {count}: {reason}", at + 1)),
             }

@@ -192,7 +192,7 @@ impl Loader {
                 Ok(()) => Sent::In,
                 Err(why) => {
                     error!("load {} is committed, and {why}: look into the table", load.label);
-                    Sent::Unknown { reason: format!("it is committed, and {why}") }
+                    Sent::Doubt { reason: format!("it is committed, and {why}") }
                 }
             },
             Ok(reply) => self.by_state(load, reply.plain(), Some(&reply)).await,
@@ -244,14 +244,6 @@ impl Loader {
             Err(Failure::Unclear(reason)) => return self.by_state(load, reason, None).await,
             Ok(reply) => reply,
         };
-        if reply.exists() {
-            // One of ours, of before: it can be known by its number only.
-            let prepared = self.state(load.label).await == Ok(LabelState::Prepared);
-            return match (prepared, reply.related()) {
-                (true, Some(txn)) => self.commit(load, Some(txn)).await,
-                _ => self.by_state(load, reply.plain(), Some(&reply)).await,
-            };
-        }
         if !reply.is_good() {
             return self.by_state(load, reply.plain(), Some(&reply)).await;
         }
@@ -261,7 +253,7 @@ impl Loader {
             };
         };
         if let Err(why) = Self::whole(load, &reply) {
-            self.abort(txn).await;
+            self.abort(pair("txn_id", txn.to_string())).await;
             return self.by_state(load, format!("it was aborted: {why}"), Some(&reply)).await;
         }
         self.commit(load, Some(txn)).await
@@ -280,13 +272,30 @@ impl Loader {
         }
     }
 
-    /// Commits what an earlier attempt has prepared.
+    /// What an earlier attempt has prepared is given up, and loaded again: whether it had all rows is known to nobody any more.
     pub(super) async fn resume(&mut self, load: Load<'_>) -> Sent {
-        let sent = self.commit(load, None).await;
-        match (self.dialect, &sent) {
-            // Older ones commit by number only, and tell it to who loads under the label.
-            (Dialect::Doris, Sent::Unknown { .. }) => self.prepared(load).await,
-            _ => sent,
+        match self.dialect {
+            Dialect::StarRocks => self.rollback(load.label).await,
+            Dialect::Doris => {
+                self.abort(pair("label", load.label)).await;
+                // Older ones abort by number only, and tell it to who loads under the label.
+                if self.state(load.label).await == Ok(LabelState::Prepared)
+                    && let Ok(reply) = self.stream(load, true).await
+                    && let Some(txn) = reply.related()
+                {
+                    self.abort(pair("txn_id", txn.to_string())).await;
+                }
+            }
+        }
+        match self.state(load.label).await {
+            // The earlier attempt's commit was on its way, behind a look at its rows.
+            Ok(LabelState::In) => Sent::In,
+            // In one request: what the earlier attempt may have on the way into a transaction finds none.
+            Ok(LabelState::Aborted) => self.one(load).await,
+            Ok(state) => Sent::Unknown {
+                reason: format!("it was prepared, and is not given up yet: its label is {state:?}"),
+            },
+            Err(why) => Sent::Unknown { reason: why },
         }
     }
 
@@ -296,19 +305,21 @@ impl Loader {
         }
     }
 
-    async fn abort(&mut self, txn: i64) {
-        if let Err(failure) = self.finish(pair("txn_id", txn.to_string()), "abort").await {
-            warn!("transaction {txn} is not aborted, and ends by its time-out: {}", failure.text());
+    /// `which`: by `txn_id`, or by `label`.
+    async fn abort(&mut self, which: (String, String)) {
+        let name = format!("{} {}", which.0, which.1);
+        if let Err(failure) = self.finish(which, "abort").await {
+            warn!("the transaction of {name} is not aborted, and ends by its time-out: {}", failure.text());
         }
     }
 
-    /// How many of the rows are refused: a load that is never committed.
+    /// How many of the rows are refused; none if some are, and it is not told how many: a load that is never committed.
     pub(super) async fn trial(
         &mut self,
         headers: &[(String, String)],
         rows: usize,
         body: &Bytes,
-    ) -> Result<(usize, Reply), String> {
+    ) -> Result<(Option<usize>, Reply), String> {
         let mut headers = headers.to_vec();
         headers.retain(|(name, _)| name != "max_filter_ratio");
         headers.push(pair("max_filter_ratio", "1"));
@@ -331,15 +342,17 @@ impl Loader {
             Dialect::Doris => {
                 let reply = self.stream(load, true).await.map_err(Failure::text)?;
                 if let (true, Some(txn)) = (reply.is_good(), reply.txn) {
-                    self.abort(txn).await;
+                    self.abort(pair("txn_id", txn.to_string())).await;
                 }
                 reply
             }
         };
         let refused = usize::try_from(reply.filtered).unwrap_or(usize::MAX);
         match refused {
+            // StarRocks counts only what goes well.
+            0 if !reply.is_good() && reply.refuses_rows() => Ok((None, reply)),
             0 if !reply.is_good() => Err(reply.plain()),
-            refused if refused <= rows => Ok((refused, reply)),
+            refused if refused <= rows => Ok((Some(refused), reply)),
             _ => Err("more rows are refused than were sent".to_owned()),
         }
     }
@@ -359,7 +372,7 @@ impl Loader {
                 let load = Load { headers, label: &label, rows: 0, body: &Bytes::new() };
                 let reply = self.stream(load, true).await.map_err(Failure::text)?;
                 if let (true, Some(txn)) = (reply.is_good(), reply.txn) {
-                    self.abort(txn).await;
+                    self.abort(pair("txn_id", txn.to_string())).await;
                 }
                 reply
             }

@@ -81,22 +81,18 @@ impl Table {
             retry: true,
         };
         let mut refused = HashMap::new();
-        // Each with how many of it are refused, where that is known.
-        let mut open = vec![(rows, None)];
-        while let Some((rows, known)) = open.pop() {
-            if known == Some(0) {
-                continue;
-            }
+        let mut open = vec![rows];
+        while let Some(rows) = open.pop() {
             let body = Bytes::from(body_of(layout.dialect, rows.iter().map(|(_, sent)| *sent)));
             let (count, reply) =
                 self.loader.trial(&headers(&layout.statement), rows.len(), &body).await.map_err(lost)?;
-            if count == rows.len() {
+            if count == Some(rows.len()) || (count.is_none() && rows.len() == 1) {
                 let lines = self.loader.error_lines(&reply).await;
                 let reason = lines.unwrap_or_else(|| format!("{} refuses it", layout.dialect.name()));
                 refused.extend(rows.iter().map(|(row, _)| (*row, reason.clone())));
-            } else if count > 0 {
+            } else if count != Some(0) {
                 let (left, right) = rows.split_at(rows.len() / 2);
-                open.extend([(left, None), (right, None)]);
+                open.extend([left, right]);
             }
         }
         Ok(refused)
@@ -163,16 +159,15 @@ impl Remote for Table {
     async fn target(&mut self) -> Result<Identity, String> {
         let (database, table) = self.config.names();
         let sql = format!(
-            "SELECT CREATE_TIME AS created FROM information_schema.tables WHERE TABLE_SCHEMA = '{database}' AND TABLE_NAME = '{table}'"
+            "SELECT CREATE_TIME FROM information_schema.tables WHERE TABLE_SCHEMA = '{database}' AND TABLE_NAME = '{table}'"
         );
         let rows = self.loader.sql(&sql).await.map_err(super::client::Failure::text)?;
         let row = rows.first().ok_or_else(|| format!("table {database}.{table} is not there any more"))?;
         let name = format!("{database}.{table}");
-        let id = match row.get("created") {
-            Some(created) => format!("created {created}"),
-            None => format!("name {name}"),
-        };
-        Ok(Identity { id, name })
+        let created = row.get("create_time").ok_or_else(|| {
+            format!("information_schema does not tell when table {name} was made, so that it is not told from another of its name")
+        })?;
+        Ok(Identity { id: format!("created {created}"), name })
     }
 
     async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError> {

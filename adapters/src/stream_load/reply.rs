@@ -61,9 +61,15 @@ impl Reply {
     pub(super) fn refuses_rows(&self) -> bool {
         let message = self.message.to_lowercase();
         self.filtered > 0
-            || ["too many filtered rows", "data_quality_error", "all partitions have no load data"]
-                .iter()
-                .any(|sign| message.contains(sign))
+            || [
+                "too many filtered rows",
+                "data_quality_error",
+                "all partitions have no load data",
+                // All of them were refused, and an empty load is an error.
+                "no partitions have data available for loading",
+            ]
+            .iter()
+            .any(|sign| message.contains(sign))
     }
 
     /// Not so many rows are in as were sent.

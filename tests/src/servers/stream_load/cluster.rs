@@ -83,6 +83,8 @@ pub struct Txn {
     /// How it stands.
     pub state: TxnState,
     rows: Vec<Parsed>,
+    /// `max_filter_ratio`.
+    ratio: String,
     /// What becomes of it then.
     next: Option<(Instant, TxnState)>,
 }
@@ -205,6 +207,7 @@ impl Cluster {
             label: label.to_owned(),
             table: table.to_owned(),
             state: TxnState::Prepare,
+            ratio: String::new(),
             rows: Vec::new(),
             next: None,
         };
@@ -409,7 +412,7 @@ impl Cluster {
             let short = name.rsplit('.').next().unwrap_or_default().trim().to_owned();
             (vec!["Table", "Create Table"], vec![vec![short.clone(), table.spec.ddl(self.dialect, &short)]])
         } else if sql.contains("information_schema.tables") {
-            (vec!["created"], vec![vec!["2026-01-01 00:00:00".to_owned()]])
+            (vec!["CREATE_TIME"], vec![vec!["2026-01-01 00:00:00".to_owned()]])
         } else if sql.contains("ADMIN SHOW FRONTEND CONFIG") {
             let Some(settings) = &self.settings else {
                 return Done::Answer(
@@ -639,20 +642,13 @@ impl Cluster {
                     return good(json!({"TxnId": number, "Label": label, "Status": "OK"}));
                 }
                 match rows.parse(self.dialect, &|name| asked.header(name).to_owned(), &asked.body) {
+                    // The load goes on by itself: what becomes of its rows is said by `prepare`.
                     Ok(parsed) => {
-                        let ratio = asked.header("max_filter_ratio").to_owned();
-                        let bad = Self::too_many(&ratio, std::slice::from_ref(&parsed));
-                        let mut reply = self.counts(number, &label, std::slice::from_ref(&parsed));
                         if let Some(txn) = self.txns.get_mut(&number) {
                             txn.rows.push(parsed);
+                            txn.ratio = asked.header("max_filter_ratio").to_owned();
                         }
-                        reply["Status"] = "OK".into();
-                        if bad {
-                            self.end(number, TxnState::Aborted);
-                            reply["Status"] = "FAILED".into();
-                            reply["Message"] = "too many filtered rows".into();
-                        }
-                        good(reply)
+                        good(json!({"TxnId": number, "Label": label, "Status": "OK", "Message": ""}))
                     }
                     Err(why) => {
                         self.end(number, TxnState::Aborted);
@@ -664,9 +660,26 @@ impl Cluster {
                 if let Some(txn) = self.txns.get_mut(&number) {
                     txn.next = None;
                 }
-                self.end(number, TxnState::Prepared);
-                let rows = self.txns.get(&number).map(|txn| txn.rows.clone()).unwrap_or_default();
+                let (rows, ratio) = self
+                    .txns
+                    .get(&number)
+                    .map(|txn| (txn.rows.clone(), txn.ratio.clone()))
+                    .unwrap_or_default();
                 let mut reply = self.counts(number, &label, &rows);
+                if Self::too_many(&ratio, &rows) {
+                    // Counts are told of what goes well only.
+                    self.end(number, TxnState::Aborted);
+                    let left = rows.iter().any(|parsed| !parsed.rows.is_empty());
+                    let why = if left || ratio != "1" {
+                        "too many filtered rows"
+                    } else {
+                        "No partitions have data available for loading."
+                    };
+                    return good(
+                        json!({"Label": label, "Status": "FAILED", "Message": why, "ErrorURL": reply["ErrorURL"]}),
+                    );
+                }
+                self.end(number, TxnState::Prepared);
                 reply["Status"] = "OK".into();
                 good(reply)
             }
