@@ -82,9 +82,10 @@ impl Behind {
     }
 }
 
-/// The floor that callers' shards have at least, ms (P11): a copy may come by another shard than its first record did, and that shard may
-/// have forgotten it, so what any shard of the route has forgotten they do not admit.
-pub(crate) async fn call_floor_ms(session: &mut dyn Session) -> Result<i64, SinkError> {
+/// The floor that callers' shards have at least, ms (P11), and where copies may come by any partition all others too: a copy may come by
+/// another shard than its first record did, and that shard may have forgotten it, so what any shard of the route has forgotten they do
+/// not admit.
+pub(crate) async fn shared_floor_ms(session: &mut dyn Session) -> Result<i64, SinkError> {
     let states = session.shards("").await?;
     Ok(states.iter().map(|state| state.floor_ms).max().unwrap_or(i64::MIN))
 }

@@ -184,7 +184,7 @@ pub(super) fn route(
         name,
         sink: sink?,
         naming: naming?,
-        rules: Rules { dead_letters: policy, ..rules },
+        rules: Rules { dead_letters: policy, copies_anywhere: whole_topics, ..rules },
         idle_after,
         dead_letters,
         lanes,

@@ -26,7 +26,7 @@ use crate::{
     lane::{LaneHandle, Rules, own::STALE_OWNER_MS, run::Lane, shard::OwnedShard},
     metrics::{Metrics, RouteMetrics},
     naming::{EventTime, Namer, NamingRules},
-    route::{LearnError, Route, Sight, call_floor_ms},
+    route::{LearnError, Route, Sight, shared_floor_ms},
 };
 
 /// Messages in the inbox of a callers' lane; the HTTP door bounds the bytes.
@@ -431,7 +431,7 @@ impl Opening<'_> {
             }
         }
         // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.
-        let floor_ms = call_floor_ms(session).await?;
+        let floor_ms = shared_floor_ms(session).await?;
         states.iter_mut().for_each(|state| state.floor_ms = state.floor_ms.max(floor_ms));
         let others = states.split_off(lanes as usize);
         Ok((states, others))

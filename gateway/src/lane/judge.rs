@@ -74,6 +74,8 @@ pub struct Rules {
     pub refused: RefusedPolicy,
     /// `when_store_unavailable = "pass"`: records go on unchecked, and are counted.
     pub pass_unchecked: bool,
+    /// Copies of an event may come by any partition (`scope = "route"`): what one has forgotten none admits (P11).
+    pub copies_anywhere: bool,
     /// The dedup key is a function of the row key, so that new keys are new rows (P9).
     pub key_within_row_key: bool,
     /// Records in a batch at most.
@@ -107,6 +109,7 @@ impl Default for Rules {
             dead_letters: DeadLetterPolicy::Sink,
             refused: RefusedPolicy::Free,
             pass_unchecked: false,
+            copies_anywhere: false,
             key_within_row_key: false,
             max_records: 20_000,
             max_bytes: 16 << 20,

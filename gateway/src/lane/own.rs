@@ -21,7 +21,7 @@ use super::{
 use crate::{
     clock::wall_ms,
     heartbeat::{Beating, HEARTBEAT},
-    route::{Behind, LearnError, Sight, call_floor_ms},
+    route::{Behind, LearnError, Sight, shared_floor_ms},
 };
 
 const EXPIRE_MARKS: Duration = Duration::from_secs(30);
@@ -149,7 +149,7 @@ impl Lane {
             break;
         }
         if rewind_all {
-            self.raise_call_floors().await.map_err(|fault| fault.to_string())?;
+            self.raise_shared_floors().await.map_err(|fault| fault.to_string())?;
         }
         if *self.route.history.read() != history {
             return Err("the sink went back again while shards were acquired".into());
@@ -198,13 +198,15 @@ impl Lane {
         self.slots.values_mut().for_each(|shard| shard.floor_ms = i64::MIN);
     }
 
-    /// As when the route was opened: [`crate::route::call_floor_ms`].
-    async fn raise_call_floors(&mut self) -> Result<(), SinkError> {
-        if !self.slots.values().any(OwnedShard::is_callers) {
+    /// As when the route was opened: [`crate::route::shared_floor_ms`].
+    async fn raise_shared_floors(&mut self) -> Result<(), SinkError> {
+        let anywhere = self.route.rules.copies_anywhere;
+        let shares = |shard: &OwnedShard| shard.is_callers() || anywhere;
+        if !self.slots.values().any(shares) {
             return Ok(());
         }
-        let floor_ms = call_floor_ms(&mut *self.session).await?;
-        for shard in self.slots.values_mut().filter(|shard| shard.is_callers()) {
+        let floor_ms = shared_floor_ms(&mut *self.session).await?;
+        for shard in self.slots.values_mut().filter(|shard| shares(shard)) {
             shard.floor_ms = shard.floor_ms.max(floor_ms);
         }
         Ok(())
@@ -216,8 +218,9 @@ impl Lane {
             self.slots.insert(slot, OwnedShard::new(state));
             return;
         };
-        // What the route has forgotten stays forgotten for callers, whichever shard forgot it (P11).
-        let floor_ms = if slot == CALL_SLOT { shard.floor_ms } else { i64::MIN };
+        // What the route has forgotten stays forgotten where copies of it may come, whichever shard forgot it (P11).
+        let shares = slot == CALL_SLOT || self.route.rules.copies_anywhere;
+        let floor_ms = if shares { shard.floor_ms } else { i64::MIN };
         shard.adopt(state);
         shard.floor_ms = shard.floor_ms.max(floor_ms);
         if rewind && slot != CALL_SLOT && !planted!(PositionNotSought) {
@@ -275,6 +278,12 @@ impl Lane {
             }
             let mut shard = OwnedShard::new(&state);
             let rules = &self.route.rules;
+            if rules.copies_anywhere {
+                // After its marks: one that expired before it was learnt has raised its floor by now.
+                let floor_ms =
+                    shared_floor_ms(&mut *self.session).await.map_err(|fault| fault.to_string())?;
+                shard.floor_ms = shard.floor_ms.max(floor_ms);
+            }
             let forgotten_ms = self.route.store.forgets_ms(wall_ms());
             if self.route.marks && shard.lags_behind(forgotten_ms, rules.lateness_ms, rules.window_ms) {
                 // Nothing of what this shard needs is gone from the sink. Its owner was slower than this instance, or dead.

@@ -23,7 +23,7 @@ use adapters::{
     dead_letters::DeadLetters,
     sink::{Life, Row, Session, ShardId, ShardStep, Source},
 };
-use dedup_store::{Entry, Settled};
+use dedup_store::{Entry, Settled, Store};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -316,7 +316,6 @@ impl Lane {
     /// Waits until there is something to check, doing what is due meanwhile. False when the lane is to end.
     async fn gather(&mut self) -> bool {
         let route = self.route.clone();
-        let most = route.rules.max_records;
         loop {
             while self.takes_more() && !self.stopping {
                 match self.inbox.try_recv() {
@@ -336,8 +335,7 @@ impl Lane {
             tokio::pin!(changed);
             changed.as_mut().enable();
             self.expire_waits();
-            let room = self.parked.len() < most * 2;
-            if (!self.queue.is_empty() && room) || !self.notes.is_empty() || self.parked_can_go() {
+            if self.has_work(&self.route.store) {
                 return true;
             }
             if self.positions_moved() && self.positions_at.elapsed() >= POSITIONS_ONLY {
@@ -466,13 +464,18 @@ impl Lane {
         self.slots.iter().any(|(&slot, shard)| slot != CALL_SLOT && shard.prefix() > shard.position)
     }
 
+    /// Whether there is something to check, as far as this store knows.
+    pub(super) fn has_work(&self, store: &Store) -> bool {
+        let room = self.parked.len() < self.route.rules.max_records * 2;
+        (!self.queue.is_empty() && room) || !self.notes.is_empty() || self.parked_can_go(store)
+    }
+
     /// Whether a parked record's key came free or was settled. Those that wait for an earlier record go when that goes: if
     /// they were looked at for their own key, the lane would spin over them.
-    pub(super) fn parked_can_go(&self) -> bool {
+    fn parked_can_go(&self, store: &Store) -> bool {
         let free = |parked: &Parked| {
             let key = self.works.named(parked.taken).fingerprint;
-            parked.on == WaitsFor::Key
-                && key.is_none_or(|fingerprint| !self.route.store.in_flight(&fingerprint))
+            parked.on == WaitsFor::Key && key.is_none_or(|fingerprint| !store.in_flight(&fingerprint))
         };
         !self.parked.is_empty() && (self.unpark || self.parked.iter().any(free))
     }

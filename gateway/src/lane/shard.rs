@@ -121,6 +121,11 @@ impl OwnedShard {
         self.parked.insert(offset);
     }
 
+    #[cfg(test)]
+    pub(crate) fn forget_parked(&mut self) {
+        self.parked.clear();
+    }
+
     /// Whether a record before `offset` has no outcome yet.
     pub(crate) fn waits_before(&self, offset: i64) -> bool {
         self.parked.first().is_some_and(|&parked| parked < offset)

@@ -111,9 +111,9 @@ impl<G: RelayGate> AtWork<'_, G> {
                         None => {}
                     }
                     slot.generation = shard.generation;
-                    slot.proven = false;
+                    slot.offsets.proven = false;
                     // The sink may have gone back.
-                    slot.durable = slot.durable.and(shard.position);
+                    slot.offsets.durable = slot.offsets.durable.and(shard.position);
                     slot.state = State::Placing { position: shard.position, at: now, reason: None };
                     early.append(&mut slot.early);
                 }
@@ -161,19 +161,19 @@ impl<G: RelayGate> AtWork<'_, G> {
             }
             State::Leaving | State::Stopped { .. } => {
                 if let FromLane::Progress { position, .. } = event {
-                    slot.durable = Some(position);
+                    slot.offsets.durable = Some(position);
                 }
                 return;
             }
             State::Placing { .. } | State::Proving { .. } | State::Reading => {}
         }
         match event {
-            FromLane::Progress { position, .. } => slot.durable = Some(position),
+            FromLane::Progress { position, .. } => slot.offsets.durable = Some(position),
             FromLane::Seek { generation, position, .. } => {
                 if generation > slot.generation {
                     info!(route = self.gate.route(), partition = %slot.at, position, "a partition is read again");
                     slot.generation = generation;
-                    slot.durable = None;
+                    slot.offsets.seek(position);
                     slot.state = State::Placing { position, at: Instant::now(), reason: None };
                     self.regenerate();
                 }
@@ -184,7 +184,8 @@ impl<G: RelayGate> AtWork<'_, G> {
             FromLane::Fenced { reason, .. } => {
                 // A partition that was not placed yet has nothing to commit: a commit would take the place of what is recorded
                 // with the last one (where `start = "latest"` began). It is acquired again, and proven when it is placed.
-                let known = slot.durable.or(slot.committed).or((slot.next > 0).then_some(slot.next));
+                let known =
+                    slot.offsets.durable.or(slot.offsets.committed).or((slot.next > 0).then_some(slot.next));
                 let Some(position) = known else {
                     warn!(route = self.gate.route(), partition = %slot.at, reason, "fenced before it was placed");
                     return self.acquire(&[number]);

@@ -97,7 +97,7 @@ impl<G: RelayGate> AtWork<'_, G> {
         let Some(slot) = self.slots.get_mut(&number) else { return Ok(()) };
         slot.out_of_range = placed.is_err();
         placed?;
-        if slot.proven {
+        if slot.offsets.proven {
             slot.state = State::Reading;
         } else {
             self.prove(number, from, Then::Read);
@@ -151,16 +151,16 @@ impl<G: RelayGate> AtWork<'_, G> {
         };
         match (answer, proving) {
             (Ok(()), Some(then)) => {
-                slot.committed = Some(position);
+                slot.offsets.committed = Some(position);
                 match then {
                     Then::Read => {
-                        slot.proven = true;
+                        slot.offsets.proven = true;
                         slot.state = State::Reading;
                     }
                     Then::Acquire => self.acquire(&[number]),
                 }
             }
-            (Ok(()), None) => slot.committed = Some(position),
+            (Ok(()), None) => slot.offsets.committed = Some(position),
             (Err(CommitRefusal::Fenced(reason)), _) => {
                 if !matches!(slot.state, State::Leaving | State::Stopped { .. }) {
                     self.stop(number, at, format!("{at}: fenced by the consumer group: {reason}"));

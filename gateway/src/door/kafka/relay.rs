@@ -466,7 +466,7 @@ impl<'a, G: RelayGate> AtWork<'a, G> {
             shard: slot.shard.clone(),
             state: slot.word(),
             reason: slot.state.reason().map(str::to_owned),
-            position: slot.durable,
+            position: slot.offsets.durable,
             next: slot.next,
             end: slot.end,
         });

@@ -63,6 +63,31 @@ impl State {
     }
 }
 
+/// How far the group's offset is, and has to go.
+#[derive(Default)]
+pub(super) struct Offsets {
+    /// The group's generation was proved since the lane took the shard over.
+    pub(super) proven: bool,
+    /// Everything below has its outcome, durably.
+    pub(super) durable: Option<i64>,
+    /// The group's offset.
+    pub(super) committed: Option<i64>,
+}
+
+impl Offsets {
+    /// The lane reads again from the sink's position: everything below that has its outcome, and nothing else that was said before
+    /// counts.
+    pub(super) fn seek(&mut self, position: Option<i64>) {
+        self.durable = position;
+    }
+
+    /// What the group's offset has to follow to, if anything.
+    pub(super) fn due(&self) -> Option<i64> {
+        let position = self.durable.filter(|_| self.proven)?;
+        (self.committed != Some(position)).then_some(position)
+    }
+}
+
 pub(super) struct Slot {
     pub(super) at: TopicPartition,
     pub(super) shard: ShardId,
@@ -73,8 +98,6 @@ pub(super) struct Slot {
     pub(super) assignment: u64,
     /// As the lane counts them.
     pub(super) generation: u64,
-    /// The group's generation was proved since the lane took the shard over.
-    pub(super) proven: bool,
     /// The log refused our offset: the fetcher has to be started anew.
     pub(super) out_of_range: bool,
     /// Next offset to read.
@@ -93,10 +116,7 @@ pub(super) struct Slot {
     pub(super) come_ms: Option<i64>,
     /// It is far ahead of others, and is not read until they have followed.
     pub(super) waits: bool,
-    /// Everything below has its outcome, durably.
-    pub(super) durable: Option<i64>,
-    /// The group's offset.
-    pub(super) committed: Option<i64>,
+    pub(super) offsets: Offsets,
     /// When the last commit was sent, while it has no answer.
     pub(super) committing: Option<Instant>,
     /// Where a `latest` start began; kept with the group's offset.
@@ -117,7 +137,6 @@ impl Slot {
             state: State::Acquiring { again: None, reason: None },
             assignment,
             generation: 0,
-            proven: false,
             out_of_range: false,
             next: 0,
             from: 0,
@@ -127,8 +146,7 @@ impl Slot {
             silent: false,
             come_ms: None,
             waits: false,
-            durable: None,
-            committed: None,
+            offsets: Offsets::default(),
             committing: None,
             start: None,
             end: None,
@@ -146,7 +164,7 @@ impl Slot {
                     || self.silent
                     || self.dry_at.is_none_or(|at| now.saturating_duration_since(at) > LOOKED_AT)
                     || self.waits
-                    || self.durable.map_or(self.from, |to| to.max(self.from)) < self.next
+                    || self.offsets.durable.map_or(self.from, |to| to.max(self.from)) < self.next
             }
             _ => true,
         }
@@ -177,7 +195,26 @@ impl Slot {
 
     /// What the group's offset has to follow to, if anything.
     pub(super) fn commit(&self) -> Option<Commit> {
-        let position = self.durable.filter(|_| self.proven)?;
-        (self.committed != Some(position)).then(|| self.commit_of(position))
+        self.offsets.due().map(|position| self.commit_of(position))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch whose commit was unknown turned out to be in the sink when its lane learnt the sink's marks after another lane's rebuild:
+    /// the partition was read on from behind it, and the group's offset stayed before it until the next record came, perhaps for ever.
+    #[test]
+    fn the_groups_offset_follows_to_where_a_partition_is_read_again() {
+        let mut offsets = Offsets { proven: true, durable: Some(3), committed: Some(3) };
+        offsets.seek(Some(7));
+        assert_eq!(offsets.due(), Some(7), "the sink has all below");
+        offsets.committed = Some(7);
+        assert_eq!(offsets.due(), None);
+        offsets.seek(Some(5));
+        assert_eq!(offsets.due(), Some(5), "the sink went back");
+        offsets.seek(None);
+        assert_eq!(offsets.due(), None, "it has no position");
     }
 }

@@ -15,8 +15,12 @@
 //! | `fenced_writes_nothing` | no batch gets in under an epoch that is not the shard's |
 //! | `unknown_never_recut` | while an unknown batch may still come, none of its records go again |
 //! | `store_not_ahead` | when a verdict is given, the store knows nothing that the sink does not have |
+//! | `forgotten_not_admitted` | what was forgotten is never taken for new (P11) |
+//! | `in_time_not_late` | a record of a shard that is not idle, older by no more than the lateness than what came before it in its shard, is not refused as late |
 //! | `one_outcome` | every record comes to its end, with one outcome |
 
+mod floors;
+mod order;
 mod owners;
 mod rig;
 mod search;

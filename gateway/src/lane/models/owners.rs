@@ -7,7 +7,7 @@ use super::{
 };
 
 /// Two instances of one lane; the first has both partitions, and there is one copy.
-fn two_instances(faults: Faults) -> Setup {
+pub(super) fn two_instances(faults: Faults) -> Setup {
     Setup {
         instances: 2,
         lanes: 1,
@@ -16,6 +16,10 @@ fn two_instances(faults: Faults) -> Setup {
         rules: rules(2),
         faults,
         queue: 2,
+        later: Vec::new(),
+        moves: None,
+        expires: false,
+        whole: false,
         plant: None,
     }
 }

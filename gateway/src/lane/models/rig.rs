@@ -8,10 +8,11 @@ use std::{
     fmt,
     rc::Rc,
     sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
 };
 
-use adapters::sink::{Mode, RowKind, ShardId, SinkError};
-use dedup_store::{Algorithm, Digest, Fingerprint, Hasher, Identity, Store, StoreOptions};
+use adapters::sink::{Mode, RowKind, RowOutcome, ShardId, SinkError};
+use dedup_store::{Algorithm, Digest, Fingerprint, Hasher, Identity, Item, Store, StoreOptions};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::{
@@ -25,11 +26,11 @@ use super::{
     sink::{Attempt, Bench, Db, Fares, Meanwhile, Plant, Sent, SentRow, Wire, Word, World, outcome},
 };
 use crate::{
-    clock::simulated,
+    clock::{simulated, wall_ms},
     lane::{
         FromLane, LaneHandle, ToLane, Wanted,
         judge::{Rules, Via},
-        run::{DeadRecord, Flight, Lane, POSITIONS_ONLY},
+        run::{DeadRecord, Flight, Lane, POSITIONS_ONLY, RELAY},
         works::{Heard, Taken, Works},
     },
     metrics::{Metrics, RouteMetrics},
@@ -85,6 +86,14 @@ pub(super) struct Setup {
     pub(super) faults: Faults,
     /// Records that wait in a lane at most.
     pub(super) queue: usize,
+    /// So many records at the end of each partition come only when its shard is idle already; none said: none.
+    pub(super) later: Vec<usize>,
+    /// The only partition that moves, if not all do.
+    pub(super) moves: Option<usize>,
+    /// Facts and marks expire.
+    pub(super) expires: bool,
+    /// Copies may come by any partition, so that an instance reads only while it has all (`scope = "route"`).
+    pub(super) whole: bool,
     pub(super) plant: Option<Plant>,
 }
 
@@ -108,6 +117,9 @@ pub(super) enum What {
     Loses { lane: usize },
     Refuses { lane: usize },
     Cut { lane: usize },
+    Comes { partition: usize },
+    Expire { instance: usize },
+    Tick { lane: usize },
     Assign { partition: usize },
     Revoke { lane: usize, partition: usize },
     Move { partition: usize, to: usize },
@@ -138,6 +150,9 @@ impl fmt::Display for Action {
             }
             What::Refuses { lane } => write!(f, "the sink does not take lane {lane}'s batch now"),
             What::Cut { lane } => write!(f, "the connection of lane {lane} ends"),
+            What::Comes { partition } => write!(f, "more comes to partition {partition}, which was idle"),
+            What::Expire { instance } => write!(f, "instance {instance} forgets what is old enough"),
+            What::Tick { lane } => write!(f, "lane {lane} has old marks expire"),
             What::Assign { partition } => write!(f, "partition {partition} is taken over by its new lane"),
             What::Revoke { lane, partition } => write!(f, "lane {lane} lets partition {partition} go"),
             What::Move { partition, to } => write!(f, "the group gives partition {partition} to lane {to}"),
@@ -191,6 +206,8 @@ pub(super) struct Group {
     /// Who reads each partition: a lane that was not told yet does, too.
     pub(super) readings: Vec<Vec<Reading>>,
     pub(super) committed: Vec<i64>,
+    /// Whether the records have come that come later.
+    come: Vec<bool>,
     /// By callers' log: records called so far, and outcomes told by place.
     pub(super) called: Vec<usize>,
     pub(super) told: BTreeMap<(usize, usize), Outcome>,
@@ -201,6 +218,8 @@ pub(super) struct Group {
     /// Offsets were committed that the sink does not have any more, and whoever committed them knows of them still.
     pub(super) to_report: bool,
     pub(super) stopped: bool,
+    /// Partitions that moved before their first batch: nothing says how far they have come, and they are judged as their route is.
+    moved_unbegun: Vec<bool>,
     /// A crash or a hand-over may have taken counts along.
     pub(super) uncounted: bool,
 }
@@ -226,11 +245,18 @@ impl Clone for State {
     }
 }
 
+/// By the models' wall clock, which stands still but for what lanes wait.
+pub(super) const NOW_MS: i64 = 1_000_000_000;
+
+fn now_ms() -> i64 {
+    block_on(async { wall_ms() })
+}
+
 thread_local! {
     static METRICS: RefCell<Option<Arc<RouteMetrics>>> = const { RefCell::new(None) };
     static RUNTIME: tokio::runtime::Runtime = {
         let paused = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        paused.block_on(async { simulated::start(1_000_000_000_000, 1) });
+        paused.block_on(async { simulated::start(NOW_MS * 1_000, 1) });
         paused
     };
 }
@@ -361,6 +387,16 @@ fn counted(metrics: &RouteMetrics) -> u64 {
 }
 
 impl Setup {
+    fn later(&self, partition: usize) -> usize {
+        self.later.get(partition).copied().unwrap_or(0)
+    }
+
+    /// How many records of a partition are there.
+    fn there(&self, group: &Group, partition: usize) -> usize {
+        let all = self.partitions[partition].0.len();
+        if group.come[partition] { all } else { all - self.later(partition) }
+    }
+
     fn instance_of(&self, lane: usize) -> usize {
         lane / self.lanes
     }
@@ -381,7 +417,8 @@ impl Setup {
         StoreOptions {
             window_ms: self.rules.window_ms,
             lateness_ms: self.rules.lateness_ms,
-            idle_after_ms: 1_000_000_000,
+            // What is awaited is not idle.
+            idle_after_ms: 0,
             max_disk_bytes: 1 << 30,
             max_memory_bytes: 1 << 30,
             commit_interval_ms: 1,
@@ -392,9 +429,11 @@ impl Setup {
         let (identity, hasher) = hasher();
         let store = store.unwrap_or_else(|| Store::in_memory(self.options()));
         store.bind(&identity).expect("one identity");
-        let route =
-            Route::new("model".into(), Arc::new(store), hasher, self.rules.clone(), metrics(), false, true);
-        Arc::new(route)
+        // Without marks nothing could be learnt again, and a shard is taken as it is.
+        let marks = self.plant != Some(Plant::LagIgnored);
+        let copies_anywhere = self.whole && self.plant != Some(Plant::OwnFloorOnly);
+        let (store, rules) = (Arc::new(store), Rules { copies_anywhere, ..self.rules.clone() });
+        Arc::new(Route::new("model".into(), store, hasher, rules, metrics(), false, marks))
     }
 
     /// A lane that was just started.
@@ -442,6 +481,16 @@ impl Setup {
         let before = state.instances[self.instance_of(lane)].route.clone();
         let route = Arc::new(before.twin());
         let bench = Arc::new(Mutex::new(self.bench(state.world.clone(), lane, meanwhile)));
+        // As the door says: these shards have records to come.
+        let instance = self.lanes_of(self.instance_of(lane));
+        let more: Vec<ShardId> = (0..self.partitions.len())
+            .filter(|&partition| state.group.owners[partition].is_some_and(|owner| instance.contains(&owner)))
+            .filter(|&partition| {
+                state.group.committed[partition] < self.there(&state.group, partition) as i64
+            })
+            .map(shard_of)
+            .collect();
+        block_on(async { route.store.awaits(RELAY, &more, wall_ms()) });
         // In the runtime, whose clock stands still.
         let (mut twin, events, answers) = block_on(async { twin(resting, &route, &bench) });
         if resting.level {
@@ -556,22 +605,10 @@ impl Setup {
         let lane = &resting.lane;
         let owns = !lane.slots.is_empty() || lane.call_shard.is_some();
         let disconnected = !resting.level || !state.world.alive[lane.id as usize] || lane.recheck;
-        let current = *lane.route.history.read() == lane.history;
+        let route = &state.instances[self.instance_of(lane.id as usize)].route;
+        let current = *route.history.read() == lane.history;
         resting.flight.is_none()
-            && (!lane.queue.is_empty()
-                || self.parked_can_go(state, lane)
-                || lane.positions_moved()
-                || (owns && (disconnected || !current)))
-    }
-
-    /// The store is the instance's, whichever lane changed it last.
-    fn parked_can_go(&self, state: &State, lane: &Lane) -> bool {
-        let store = &state.instances[self.instance_of(lane.id as usize)].route.store;
-        lane.unpark
-            || lane.parked.iter().any(|parked| {
-                parked.on == crate::lane::run::WaitsFor::Key
-                    && lane.works.named(parked.taken).fingerprint.is_none_or(|key| !store.in_flight(&key))
-            })
+            && (lane.has_work(&route.store) || lane.positions_moved() || (owns && (disconnected || !current)))
     }
 
     fn turn(&self, state: &mut State, lane: usize, meanwhile: Option<(u8, Meanwhile)>) -> u8 {
@@ -581,7 +618,10 @@ impl Setup {
                 return None;
             }
             self.before_verdicts(&mut doing);
-            let flight = doing.lane.check().expect("the store has room");
+            let mut flight = doing.lane.check().expect("the store has room");
+            if self.plant == Some(Plant::ParkedPassed) {
+                pass_parked(&mut doing.lane, flight.as_mut());
+            }
             if let Some(flight) = &flight {
                 // The batch as it is sent, its marks included.
                 assert!(doing.lane.deliver(again(flight)).now_or_never().is_none(), "nobody answers yet");
@@ -592,6 +632,10 @@ impl Setup {
             let sent = doing.bench.lock().sent.take().expect("a flight is sent");
             self.check_recut(&mut doing, &sent);
             doing.bench.lock().world.attempts.push(Attempt { lane, sent, fares: Fares::OnItsWay });
+            if self.plant == Some(Plant::ClaimsDropped) {
+                doing.route.store.release_lane(lane as u32);
+            }
+            self.check_late(&mut doing, &flight, &state.group.moved_unbegun);
             doing.flight = Some(flight);
         }
         self.end(state, lane, doing)
@@ -626,6 +670,24 @@ impl Setup {
         }
     }
 
+    /// P11: a record of a shard that is not idle and has not moved before its first batch, and not older than what came before it in its shard by more than the lateness, is
+    /// not late, whoever owns the shard and whatever other shards do.
+    fn check_late(&self, doing: &mut Doing, flight: &Flight, moved_unbegun: &[bool]) {
+        for letter in flight.letters.iter().filter(|letter| letter.kind == "late") {
+            let named = letter.record.named();
+            let (partition, place) = (named.shard as usize, named.position.unwrap_or(0) as usize);
+            let log = &self.partitions[partition].0;
+            let latest_ms = now_ms() + self.rules.max_ahead_ms;
+            let before =
+                log[..place].iter().map(|rec| rec.event_ms).filter(|event_ms| *event_ms <= latest_ms);
+            let in_time = before.max().is_none_or(|seen| named.event_ms >= seen - self.rules.lateness_ms);
+            if in_time && !moved_unbegun[partition] && place < log.len() - self.later(partition) {
+                let what = format!("record {place} of partition {partition} is in time, and refused as late");
+                doing.bench.lock().world.breaks("in_time_not_late", what);
+            }
+        }
+    }
+
     /// P5: while an unknown batch may still come, none of its records go again.
     fn check_recut(&self, doing: &mut Doing, sent: &Sent) {
         let mut bench = doing.bench.lock();
@@ -648,7 +710,24 @@ impl Setup {
         let mut doing = self.begin(state, lane, meanwhile);
         doing.bench.lock().word = word;
         let flight = doing.flight.take().expect("a batch is on its way");
+        let keys: Vec<Named> = flight.records().map(|record| record.named().clone()).collect();
+        let not_taken = matches!(&doing.bench.lock().word, Word::Fault(SinkError::NotApplied { .. }));
         block_on(doing.lane.deliver(flight));
+        if self.plant == Some(Plant::AgainReversed) && not_taken {
+            doing.lane.queue.make_contiguous().reverse();
+        }
+        if self.plant == Some(Plant::ClaimsKept) && not_taken {
+            let item = |named: &Named| Item {
+                fingerprint: named.fingerprint.expect("it has a key"),
+                digest: named.digest,
+                event_ms: named.event_ms,
+                floor_ms: i64::MIN,
+                admit_late: true,
+                replay_dead_letter: false,
+            };
+            let items: Vec<Item> = keys.iter().map(item).collect();
+            doing.route.store.claim(lane as u32, i64::MAX, &items, &mut Vec::new()).expect("there is room");
+        }
         self.end(state, lane, doing)
     }
 
@@ -752,6 +831,17 @@ impl Setup {
     }
 }
 
+/// Each step's position passes what is parked.
+fn pass_parked(lane: &mut Lane, flight: Option<&mut Flight>) {
+    let Some(flight) = flight else { return };
+    for (slot, step) in flight.slots.iter().zip(&mut flight.steps) {
+        if let Some(shard) = lane.slots.get_mut(slot) {
+            shard.forget_parked();
+            step.position = shard.prefix();
+        }
+    }
+}
+
 /// What a fault costs.
 fn spend(left: &Faults, one: impl Fn(&mut Faults) -> &mut u8) -> Option<Faults> {
     let mut left = *left;
@@ -814,11 +904,17 @@ impl Setup {
     }
 
     fn steps_of_sources(&self, state: &State, into: &mut Vec<Next<Self>>) {
+        let has_all = |lane: usize| {
+            let instance = self.lanes_of(self.instance_of(lane));
+            let has =
+                |readings: &Vec<Reading>| readings.iter().any(|reading| instance.contains(&reading.lane));
+            state.group.readings.iter().all(has)
+        };
         for (partition, readings) in state.group.readings.iter().enumerate() {
-            for reading in readings {
+            for reading in readings.iter().filter(|reading| !self.whole || has_all(reading.lane)) {
                 let resting = &state.lanes[reading.lane];
                 let room = resting.lane.queue.len() < self.queue;
-                if room && (reading.next as usize) < self.partitions[partition].0.len() {
+                if room && (reading.next as usize) < self.there(&state.group, partition) {
                     let what = What::Read { partition };
                     self.plain(state, what, true, into, |next| self.read(next, partition, reading.lane));
                 }
@@ -841,6 +937,14 @@ impl Setup {
                 }
             }
         }
+        for partition in 0..self.partitions.len() {
+            let read = state.group.committed[partition] >= self.there(&state.group, partition) as i64;
+            if read && !state.group.come[partition] {
+                self.plain(state, What::Comes { partition }, true, into, |next| {
+                    next.group.come[partition] = true
+                });
+            }
+        }
         for (log, (lane, records)) in self.calls.iter().enumerate() {
             if state.group.called[log] < records.len() && state.lanes[*lane].lane.queue.len() < self.queue {
                 self.plain(state, What::Call { lane: *lane }, true, into, |next| self.call(next, log));
@@ -859,7 +963,7 @@ impl Setup {
         let alive = state.world.alive[lane];
         if alive && attempt.fares != Fares::OnItsWay {
             let word = match &attempt.fares {
-                Fares::In => Some(Word::Receipts(attempt.sent.rows.iter().map(outcome).collect())),
+                Fares::In => Some(Word::Receipts(attempt.sent.rows.iter().map(said(self.plant)).collect())),
                 Fares::HeldOff { by_owner: true } => {
                     let step = attempt.sent.steps.iter().find(|step| {
                         state.world.db.shards.get(&step.shard).is_some_and(|row| row.epoch > step.epoch)
@@ -898,6 +1002,40 @@ impl Setup {
                 let fault = SinkError::NotApplied { reason: "not now".into(), retry: true };
                 self.answer(next, lane, Word::Fault(fault), None);
             });
+        }
+    }
+
+    /// What is done from time to time.
+    fn steps_of_time(&self, state: &State, into: &mut Vec<Next<Self>>) {
+        let now_ms = now_ms();
+        for instance in (0..self.instances).filter(|_| self.expires) {
+            let lane = instance * self.lanes;
+            let store = &state.instances[instance].route.store;
+            let retire_ms = store.floors(now_ms).retire_ms;
+            if store.forgets_ms(now_ms) > store.stats(now_ms).floor_ms {
+                self.plain(state, What::Expire { instance }, true, into, |next| {
+                    let doing = self.begin(next, lane, None);
+                    block_on(async { doing.route.store.expire(wall_ms()) }).expect("a store in memory");
+                    self.end(next, lane, doing);
+                });
+            }
+            let at_work = |lane: &usize| {
+                let resting = &state.lanes[*lane];
+                let some_old = resting.lane.slots.values().any(|shard| shard.floor_ms < retire_ms);
+                let level = resting.level && !resting.lane.recheck && state.world.alive[*lane];
+                some_old && level && resting.flight.is_none()
+            };
+            for lane in self.lanes_of(instance).filter(at_work) {
+                self.asking(state, What::Tick { lane }, true, into, |next, meanwhile| {
+                    let mut doing = self.begin(next, lane, meanwhile);
+                    block_on(async {
+                        // Long ago.
+                        doing.lane.expired_at = Instant::now() - Duration::from_secs(60);
+                        doing.lane.tick().await;
+                    });
+                    self.end(next, lane, doing)
+                });
+            }
         }
     }
 
@@ -990,6 +1128,9 @@ impl Setup {
         }
         if let Some(left) = spend(&state.left, |left| &mut left.moves) {
             for (partition, owner) in state.group.owners.iter().enumerate() {
+                if self.moves.is_some_and(|moves| moves != partition) {
+                    continue;
+                }
                 for to in (0..state.lanes.len()).filter(|to| Some(*to) != *owner) {
                     if self.calls.iter().any(|(lane, _)| *lane == to) {
                         continue;
@@ -997,6 +1138,8 @@ impl Setup {
                     self.plain(state, What::Move { partition, to }, false, into, |next| {
                         next.left = left;
                         next.group.owners[partition] = Some(to);
+                        let row = next.world.db.shards.get(&shard_of(partition));
+                        next.group.moved_unbegun[partition] |= row.is_none_or(|row| row.sequence == 0);
                     });
                 }
             }
@@ -1008,6 +1151,11 @@ impl Setup {
         let log = &self.partitions[partition].0;
         (0..log.len().min(position.max(0) as usize)).find(|&at| !db.decided(log[at].key))
     }
+}
+
+/// What a sink says of each row.
+fn said(plant: Option<Plant>) -> impl Fn(&SentRow) -> RowOutcome {
+    move |row| if plant == Some(Plant::RefusedAsWritten) { RowOutcome::Written } else { outcome(row) }
 }
 
 impl Model for Setup {
@@ -1033,12 +1181,14 @@ impl Model for Setup {
                 owners: self.partitions.iter().map(|(_, owner)| *owner).collect(),
                 readings: vec![Vec::new(); self.partitions.len()],
                 committed: vec![0; self.partitions.len()],
+                come: (0..self.partitions.len()).map(|partition| self.later(partition) == 0).collect(),
                 called: vec![0; self.calls.len()],
                 told: BTreeMap::new(),
                 counted: 0,
                 reported: false,
                 to_report: false,
                 stopped: false,
+                moved_unbegun: vec![false; self.partitions.len()],
                 uncounted: false,
             },
             left: self.faults,
@@ -1060,6 +1210,7 @@ impl Model for Setup {
         for lane in 0..state.lanes.len() {
             self.steps_of_lane(state, lane, &mut into);
         }
+        self.steps_of_time(state, &mut into);
         self.steps_of_sink(state, &mut into);
         self.steps_of_faults(state, &mut into);
         into
@@ -1150,7 +1301,13 @@ impl Setup {
                 &(checkpoint.sequence, checkpoint.position, checkpoint.watermark_ms, checkpoint.floor_ms),
             );
         }
-        let floors = store.floors(0);
+        let now_ms = now_ms();
+        if self.expires {
+            let stats = store.stats(now_ms);
+            feed(into, &(stats.floor_ms, store.forgets_ms(now_ms)));
+            stats.slots.iter().for_each(|slot| feed(into, &(slot.event_ms, slot.keys)));
+        }
+        let floors = store.floors(now_ms);
         feed(into, &(floors.watermark_ms, floors.retire_ms));
     }
 }

@@ -1,7 +1,11 @@
 //! The models' environment: a sink with its rows, marks and shard rows; what is on its way to it; and one connection, [`Wire`],
 //! through which the product's lanes ask it.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
 use adapters::sink::{
     Acquire, Batch, Life, Mark, OnRefused, Pulse, Receipts, Resolution, RouteRow, RowOutcome, Session,
@@ -34,6 +38,28 @@ pub(super) enum Plant {
     OldReading,
     /// A shard is taken without raising its epoch.
     SameEpoch,
+    /// A lane gives its claims back while its batch is on its way.
+    ClaimsDropped,
+    /// A lane keeps its claims on a batch that was not taken.
+    ClaimsKept,
+    /// A parked record does not hold its partition's position.
+    ParkedPassed,
+    /// Records that go again go in another order.
+    AgainReversed,
+    /// A refused row is said to be written.
+    RefusedAsWritten,
+    /// A partition's floor is its own, though copies may come by any.
+    OwnFloorOnly,
+    /// Marks expire, and their shard's row does not say so.
+    FloorNotKept,
+    /// Who takes a shard over is not told its floor.
+    FloorNotTold,
+    /// All marks expire at once.
+    MarksTooEarly,
+    /// The watermark that is kept with a shard runs ahead of what came.
+    WatermarkAhead,
+    /// A shard that lags behind what its new owner has forgotten is taken as it is.
+    LagIgnored,
 }
 
 /// A row on its way.
@@ -118,14 +144,15 @@ pub(super) struct ShardRow {
 }
 
 impl ShardRow {
-    fn state(&self, shard: &ShardId) -> ShardState {
+    /// What whoever asks is told.
+    fn told(&self, shard: &ShardId, plant: Option<Plant>) -> ShardState {
         ShardState {
             shard: shard.clone(),
             epoch: self.epoch,
             sequence: self.sequence,
             position: self.position,
             watermark_ms: self.watermark_ms,
-            floor_ms: self.floor_ms,
+            floor_ms: if plant == Some(Plant::FloorNotTold) { i64::MIN } else { self.floor_ms },
         }
     }
 }
@@ -135,6 +162,7 @@ struct MarkRow {
     epoch: i64,
     max_ms: i64,
     block: Bytes,
+    keys: Vec<u8>,
 }
 
 /// One that took effect.
@@ -154,6 +182,8 @@ pub(super) struct Db {
     pub(super) rows: BTreeMap<u8, Vec<Effect>>,
     /// Times each key went to the dead letters.
     pub(super) letters: BTreeMap<u8, u32>,
+    /// Keys whose marks have expired.
+    expired: BTreeSet<u8>,
 }
 
 impl Db {
@@ -228,7 +258,8 @@ impl World {
             row.watermark_ms = step.watermark_ms;
             let mark = sent.marks.iter().find(|(step, ..)| *step == number);
             if let Some((_, block, max_ms)) = mark.filter(|_| plant != Some(Plant::NoMark)) {
-                let mark = MarkRow { epoch: step.epoch, max_ms: *max_ms, block: block.clone() };
+                let keys = sent.rows.iter().filter(|row| row.step == number).map(|row| row.key).collect();
+                let mark = MarkRow { epoch: step.epoch, max_ms: *max_ms, block: block.clone(), keys };
                 db.marks.insert((step.shard.clone(), step.sequence), mark);
             }
         }
@@ -242,7 +273,12 @@ impl World {
             let shard = sent.steps[row.step].shard.clone();
             let before = db.effects(row.key);
             let effects = db.rows.entry(row.row).or_default();
-            if before > 0 {
+            if before > 0 && db.expired.contains(&row.key) {
+                breaks.push((
+                    "forgotten_not_admitted",
+                    format!("key {} was forgotten, and taken for new", row.key),
+                ));
+            } else if before > 0 {
                 breaks.push(("once", format!("key {} took effect a second time", row.key)));
             }
             if effects.iter().any(|effect| effect.shard == shard && effect.place > row.place) {
@@ -306,7 +342,7 @@ impl World {
             row.epoch = row.epoch.max(least) + 1;
         }
         row.owner = lane;
-        row.state(shard)
+        row.told(shard, plant)
     }
 }
 
@@ -457,7 +493,7 @@ impl Session for Wire {
     async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
         self.call(false, |bench| {
             let shards = bench.world.db.shards.iter().filter(|(shard, _)| shard.starts_with(prefix));
-            Ok(shards.map(|(shard, row)| row.state(shard)).collect())
+            Ok(shards.map(|(shard, row)| row.told(shard, bench.plant)).collect())
         })
     }
 
@@ -469,12 +505,13 @@ impl Session for Wire {
             let outcomes: Vec<RowOutcome> = rows.iter().map(outcome).collect();
             let marks = (batch.seal)(&outcomes);
             let ahead = i64::from(bench.plant == Some(Plant::PositionAhead));
+            let far = if bench.plant == Some(Plant::WatermarkAhead) { 10_000 } else { 0 };
             let step = |step: &ShardStep| Step {
                 shard: step.shard.clone(),
                 epoch: step.epoch,
                 sequence: step.sequence,
                 position: step.position.map(|position| position + ahead),
-                watermark_ms: step.watermark_ms,
+                watermark_ms: step.watermark_ms.saturating_add(far),
             };
             bench.sent = Some(Sent {
                 steps: batch.steps.iter().map(step).collect(),
@@ -548,11 +585,20 @@ impl Session for Wire {
     async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError> {
         self.call(false, |bench| {
             Self::owned(bench, owned)?;
+            let plant = bench.plant;
+            let marks_below = if plant == Some(Plant::MarksTooEarly) { i64::MAX } else { floor_ms };
             let db = Arc::make_mut(&mut bench.world.db);
             let before = db.marks.len();
             for (shard, _) in owned {
-                db.marks.retain(|(of, _), mark| of != shard || mark.max_ms >= floor_ms);
-                if let Some(row) = db.shards.get_mut(shard) {
+                let expired = &mut db.expired;
+                db.marks.retain(|(of, _), mark| {
+                    let stays = of != shard || mark.max_ms >= marks_below;
+                    if !stays {
+                        expired.extend(&mark.keys);
+                    }
+                    stays
+                });
+                if let Some(row) = db.shards.get_mut(shard).filter(|_| plant != Some(Plant::FloorNotKept)) {
                     row.floor_ms = row.floor_ms.max(floor_ms);
                 }
             }
