@@ -38,6 +38,12 @@ pub(crate) fn shadow(text: &str, place: &Place<'_>) -> Result<String, String> {
     for key in ["kafka", "gap", "scope", "dead_letters"] {
         route.remove(key);
     }
+    if let Some(Value::Table(columns)) = route.get_mut("columns") {
+        for (_, source) in columns.iter_mut().filter(|(_, source)| is_kafkas(source)) {
+            // A record over HTTP has none of it: the column is left to itself.
+            *source = "default".into();
+        }
+    }
     if let Some(Value::Table(lanes)) = route.get_mut("lanes") {
         lanes.remove("relay");
     }
@@ -74,6 +80,13 @@ pub(crate) fn shadow(text: &str, place: &Place<'_>) -> Result<String, String> {
     whole.insert("sinks".into(), one(place.sink, sink).into());
     whole.insert("routes".into(), one(place.shadow_route, route).into());
     toml::to_string(&whole).map_err(|fault| fault.to_string())
+}
+
+/// A column's source that only a record of Kafka has.
+fn is_kafkas(source: &Value) -> bool {
+    source
+        .as_table()
+        .is_some_and(|source| source.contains_key("kafka") || source.contains_key("kafka_header"))
 }
 
 #[cfg(test)]
