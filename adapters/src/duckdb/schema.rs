@@ -204,23 +204,26 @@ pub(super) fn classify(error: &duckdb::Error) -> Class {
     let text = text(error);
     let has = |part: &str| text.contains(part);
     let begins = |part: &str| text.strip_prefix("Failed to append: ").unwrap_or(&text).starts_with(part);
-    if begins("FATAL") || begins("INTERNAL") || has("has been invalidated") {
+    // Such a text quotes values: nothing in it is looked for.
+    let of_a_row = ["Constraint Error", "Conversion Error", "Out of Range Error", "Invalid Input Error"];
+    if of_a_row.iter().any(|front| begins(front)) {
+        Class::Row
+    } else if begins("FATAL") || begins("INTERNAL") {
         Class::Fatal
     } else if begins("IO Error") || begins("Permission Error") {
         if has("No space left") || has("full") { Class::Full } else { Class::Io }
     } else if begins("Out of Memory Error") {
         Class::Full
-    } else if begins("TransactionContext Error") || has("onflict on ") {
+    } else if begins("TransactionContext Error") {
         Class::Again
     } else if begins("Catalog Error") || begins("Binder Error") || begins("Parser Error") {
         Class::Schema
-    } else if begins("Constraint Error")
-        || begins("Conversion Error")
-        || begins("Out of Range Error")
-        || begins("Invalid Input Error")
-        || broken_rule(&text).is_some()
-    {
+    } else if broken_rule(&text).is_some() {
         Class::Row
+    } else if has("has been invalidated") {
+        Class::Fatal
+    } else if has("onflict on ") {
+        Class::Again
     } else {
         Class::Other
     }

@@ -274,7 +274,10 @@ impl<'a> Comparison<'a> {
             let (wrong, expected, found) = if event.effects > 1 {
                 let found = format!("{} answers that it took effect just now", event.effects);
                 (Wrong::Twice, "one answer that it took effect; copies are told \"duplicate\"", found)
-            } else if !event.settled && !event.refused {
+            } else if !event.settled && event.refused {
+                // Its like were taken before the first fault.
+                (Wrong::Answer, "an answer that it took effect", "it was refused, and never taken".to_owned())
+            } else if !event.settled {
                 (Wrong::Unanswered, "an answer", "none until the end of the drill".to_owned())
             } else {
                 continue;
@@ -382,7 +385,7 @@ fn expected(all: &[Event], events: &[u64]) -> Expected {
     let mut allowed: Vec<u64> = last.map(|last| events[last]).into_iter().collect();
     // What may have got in behind it without anybody having been told.
     let behind = &events[last.map_or(0, |last| last + 1)..];
-    allowed.extend(behind.iter().filter(|event| at(event).uncertain));
+    allowed.extend(behind.iter().filter(|event| at(event).uncertain && !at(event).refused));
     Expected { must: last.is_some(), allowed, found: 0 }
 }
 
@@ -472,14 +475,21 @@ mod tests {
     #[test]
     fn what_was_acknowledged_and_is_there_once_is_well() {
         let mut rig = Rig::new(Mode::Insert);
-        let events = [
-            rig.sent(1, 1, &["written", "duplicate"]),
-            rig.sent(2, 1, &["none", "duplicate"]),
-            rig.sent(3, 1, &["rejected"]),
-        ];
-        let rows: Vec<Row> = events[..2].iter().map(|event| rig.row(*event)).collect();
+        let events = [rig.sent(1, 1, &["written", "duplicate"]), rig.sent(2, 1, &["none", "duplicate"])];
+        let rows: Vec<Row> = events.iter().map(|event| rig.row(*event)).collect();
         assert_eq!(rig.wrong(&rows), []);
-        assert_eq!((rig.ledger.settled(), rig.ledger.refused()), (2, 1));
+        assert_eq!((rig.ledger.settled(), rig.ledger.refused()), (2, 0));
+    }
+
+    /// A gateway that refused everything after the trial, or what it had applied before its answer was lost, was said to have held.
+    #[test]
+    fn a_record_that_is_refused_and_never_taken_is_named_and_its_row_is_nobodys() {
+        let mut rig = Rig::new(Mode::Insert);
+        rig.sent(1, 1, &["late"]);
+        assert_eq!(rig.wrong(&[]), [(Wrong::Answer, 1)]);
+        let applied = rig.sent(2, 1, &["none", "late"]);
+        let row = rig.row(applied);
+        assert_eq!(rig.wrong(&[row]), [(Wrong::Unexpected, 1), (Wrong::Answer, 2)]);
     }
 
     #[test]
@@ -489,12 +499,17 @@ mod tests {
         let refused = rig.sent(3, 1, &["rejected"]);
         let strange: Row = vec![Some("not of the drill".into()), Some("1".into())];
         let rows = [rig.row(twice), rig.row(twice), rig.row(refused), strange];
-        assert_eq!(rig.wrong(&rows), [(Wrong::Lost, 1), (Wrong::Twice, 1), (Wrong::Unexpected, 2)]);
+        assert_eq!(
+            rig.wrong(&rows),
+            [(Wrong::Lost, 1), (Wrong::Twice, 1), (Wrong::Unexpected, 2), (Wrong::Answer, 1)]
+        );
         let mut comparison = Comparison::new(&rig.ledger, &rig.shape, Mode::Insert).unwrap();
         comparison.found(&rig.row(twice)).unwrap();
         let (violations, rows) = comparison.finish().unwrap();
         assert_eq!(rows, 1);
-        let named = violations.shown[0].key["id"].clone().unwrap();
+        let named = violations.shown.iter().find(|shown| shown.wrong == Wrong::Lost).unwrap().key["id"]
+            .clone()
+            .unwrap();
         assert_eq!(Some(named), rig.row(lost)[0]);
     }
 

@@ -121,7 +121,11 @@ pub async fn run(asked: &Drill, config: &Config, bar: &ProgressBar) -> Result<Re
     if !asked.yes {
         safe(&survey).map_err(refused)?;
     }
-    let folder = tempfile::Builder::new().prefix("oncegate-drill-").tempdir();
+    // Whoever may read the user's own file, nobody else reads its copy.
+    let mut folder = tempfile::Builder::new();
+    #[cfg(unix)]
+    folder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
+    let folder = folder.prefix("oncegate-drill-").tempdir();
     let folder = folder.map_err(|fault| Stop::Failed(format!("no temporary folder: {fault}")))?;
     let mut report = Report {
         route: name.clone(),
