@@ -2,6 +2,9 @@
 //!
 //! Nothing here knows the dedup store or a route's rules: rows come in encoded, marks come in packed.
 
+#[macro_use]
+mod planted;
+
 #[cfg(any(feature = "duckdb", feature = "sqlite"))]
 mod bookkeeping;
 #[cfg(feature = "clickhouse")]
@@ -17,7 +20,7 @@ pub mod files;
 mod http_client;
 #[cfg(feature = "journal")]
 #[cfg_attr(
-    not(any(feature = "clickhouse", feature = "stream-load")),
+    not(any(feature = "clickhouse", feature = "simulation", feature = "stream-load")),
     allow(dead_code, unused_imports, reason = "an upstream's book takes the hold of a folder alone")
 )]
 pub mod journal;
@@ -32,6 +35,8 @@ pub mod redis;
 #[cfg(feature = "registry")]
 pub mod registry;
 pub mod schema;
+#[cfg(feature = "simulation")]
+pub mod simulated;
 pub mod sink;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

@@ -22,6 +22,8 @@ pub(crate) use bugs::{Bug, is, plant};
 mod bugs {
     use std::cell::Cell;
 
+    use adapters::simulated;
+
     thread_local! {
         static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     }
@@ -41,7 +43,7 @@ mod bugs {
                 pub(crate) fn is_rare(self) -> bool {
                     use Bug::{
                         ClaimsFreeWhileUnknown, FactsNotLearnt, LetterBeyondPosition, OthersNotLearnt, RebuildNotAwaited, RowOvertaken,
-                        SettledIntoLostHistory, StaleBatchHoldsPosition,
+                        StaleBatchHoldsPosition,
                     };
                     matches!(
                         self,
@@ -51,7 +53,6 @@ mod bugs {
                             | OthersNotLearnt
                             | RebuildNotAwaited
                             | RowOvertaken
-                            | SettledIntoLostHistory
                             | StaleBatchHoldsPosition
                     )
                 }
@@ -89,7 +90,6 @@ mod bugs {
         MismatchIgnored: "other content under a known key is a duplicate",
         LetterLeftOut: "a dead letter is not in its batch",
         StoreAheadTaken: "a sink that went back behind the store is not noticed",
-        SettledIntoLostHistory: "facts of a lost history are settled into the rebuilt store",
         ForgetNotMarked: "a key is taken back in the store and not in the marks",
         AheadTaken: "an event time far ahead is taken",
         FloorNotHonoured: "a shard's floor is not honoured by its next owner",
@@ -99,6 +99,11 @@ mod bugs {
         StaleBatchHoldsPosition: "a batch put back after a rewind still counts as taken",
         LetterBeyondPosition: "a dead letter that settles no key goes out beyond the position",
         LookInsteadOfAcquire: "an unknown batch is looked for without taking its shards",
+        EntryGoneWhileUnknown: "journal: a batch of unknown outcome is taken out",
+        TokenChanged: "journal: what is sent again has another token",
+        SentBeforeJournaled: "journal: a batch is sent before it is journaled",
+        MarksLeftOut: "journal: a batch that is driven again is settled without its marks",
+        PartSkipped: "journal: a part of a batch is not sent",
         FloorNotRaised: "marks expire and the shard's floor stays",
     }
 
@@ -109,5 +114,13 @@ mod bugs {
     /// From now on, on this thread.
     pub(crate) fn plant(bug: Option<Bug>) {
         PLANTED.set(bug);
+        simulated::plant(match bug {
+            Some(Bug::EntryGoneWhileUnknown) => Some(simulated::Bug::EntryGoneWhileUnknown),
+            Some(Bug::TokenChanged) => Some(simulated::Bug::TokenChanged),
+            Some(Bug::SentBeforeJournaled) => Some(simulated::Bug::SentBeforeJournaled),
+            Some(Bug::MarksLeftOut) => Some(simulated::Bug::MarksLeftOut),
+            Some(Bug::PartSkipped) => Some(simulated::Bug::PartSkipped),
+            _ => None,
+        });
     }
 }

@@ -32,7 +32,14 @@ type Job<D> = Box<dyn FnOnce(&mut D) + Send>;
 
 /// Handle of the thread; dropping it ends the thread once its last job is done.
 pub(super) struct Worker<D> {
-    jobs: mpsc::Sender<Job<D>>,
+    jobs: Jobs<D>,
+}
+
+enum Jobs<D> {
+    Thread(mpsc::Sender<Job<D>>),
+    /// A simulation has no threads beside its own. Not for jobs that wait for their session.
+    #[cfg(feature = "simulation")]
+    Here(parking_lot::Mutex<D>),
 }
 
 /// A job's answer on its way: nothing comes if the thread has ended.
@@ -41,6 +48,10 @@ pub(super) type Reply<T> = oneshot::Receiver<(Result<T, SinkError>, Option<Life>
 impl<D: Owned> Worker<D> {
     /// Starts the thread.
     pub(super) fn start(name: String) -> std::io::Result<Self> {
+        #[cfg(feature = "simulation")]
+        if crate::simulated::here() {
+            return Ok(Self { jobs: Jobs::Here(parking_lot::Mutex::default()) });
+        }
         let (jobs, queue) = mpsc::channel::<Job<D>>();
         thread::Builder::new().name(name).spawn(move || {
             let mut db = D::default();
@@ -48,7 +59,7 @@ impl<D: Owned> Worker<D> {
                 job(&mut db);
             }
         })?;
-        Ok(Self { jobs })
+        Ok(Self { jobs: Jobs::Thread(jobs) })
     }
 
     /// Queues `job`. The reply says too whether there still is a connection.
@@ -57,7 +68,7 @@ impl<D: Owned> Worker<D> {
         job: impl FnOnce(&mut D) -> Result<T, Fault> + Send + 'static,
     ) -> Reply<T> {
         let (reply, answer) = oneshot::channel();
-        let job = Box::new(move |db: &mut D| {
+        let job: Job<D> = Box::new(move |db: &mut D| {
             let result = job(db).map_err(|fault| {
                 if fault.lost {
                     db.lose();
@@ -68,7 +79,11 @@ impl<D: Owned> Worker<D> {
             drop(reply.send((result, db.life())));
         });
         // If the thread has ended, the reply's sender is dropped with the job, and the caller sees that.
-        drop(self.jobs.send(job));
+        match &self.jobs {
+            Jobs::Thread(jobs) => drop(jobs.send(job)),
+            #[cfg(feature = "simulation")]
+            Jobs::Here(db) => job(&mut db.lock()),
+        }
         answer
     }
 }

@@ -286,12 +286,19 @@ impl JournalSession {
             doubt: None,
         };
         self.crash.point()?;
+        if planted!(SentBeforeJournaled) {
+            self.drive_parts(&mut entry.clone(), true).await;
+        }
         let bound = self.config.max_bytes;
         let mut entry =
             self.job(move |connection, route| journal(connection, route, entry, &name, bound)).await?;
         self.crash.point()?;
         match self.drive(&mut entry, true).await {
             Driven::In => {}
+            Driven::Unknown { reason } if planted!(EntryGoneWhileUnknown) => {
+                self.take_out(&entry, &reason).await?;
+                return Err(SinkError::Unknown { reason });
+            }
             Driven::Unknown { reason } => return Err(SinkError::Unknown { reason }),
             Driven::Out { reason, retry } => {
                 self.take_out(&entry, &reason).await?;
@@ -434,7 +441,16 @@ impl JournalSession {
             if let Err(crash) = self.crash.point() {
                 return unknown(crash.to_string());
             }
-            let sent = self.remote.send(&entry.statement, part).await;
+            let part = if !first && planted!(TokenChanged) {
+                &Part { token: format!("{} again", part.token), ..part.clone() }
+            } else {
+                part
+            };
+            let sent = if at > 0 && planted!(PartSkipped) {
+                Sent::In
+            } else {
+                self.remote.send(&entry.statement, part).await
+            };
             if let Err(crash) = self.crash.point() {
                 return unknown(crash.to_string());
             }

@@ -25,7 +25,7 @@ impl Lane {
     pub(super) async fn settle(&mut self, flight: Flight, receipts: &Receipts, blocks: Vec<Block>) {
         let started = Instant::now();
         let route = self.route.clone();
-        if *route.history.read() != self.history && !planted!(SettledIntoLostHistory) {
+        if *route.history.read() != self.history {
             // The sink went back meanwhile (P6): whether the batch is in its new history is learnt from its marks, and until
             // then its keys stay claimed.
             self.recheck = true;
@@ -35,7 +35,7 @@ impl Lane {
             return self.put_back(flight);
         }
         let history = route.history.read();
-        if *history != self.history && !planted!(SettledIntoLostHistory) {
+        if *history != self.history {
             drop(history);
             self.recheck = true;
             return self.put_back(flight);

@@ -256,7 +256,7 @@ impl Reader {
                 let Some(slot) = self.slots.get(&slot) else { return };
                 note(|| format!("{}: offset {position} of {} may be committed", self.owner, slot.partition));
                 let mut world = self.world.lock();
-                if world.went_back == 0 {
+                if world.went_back == 0 && !world.elsewhere {
                     let shard = shard_of(slot.partition);
                     let durable = world.db.shards.get(&shard).and_then(|row| row.position);
                     if durable < Some(position) {

@@ -8,6 +8,7 @@ mod effects;
 mod encode;
 mod faults;
 mod invariant;
+mod journal;
 mod model;
 mod order;
 mod protocol;

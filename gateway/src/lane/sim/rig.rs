@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use adapters::sink::{Mode, RouteRow};
+use adapters::sink::{Mode, RouteRow, Sink};
 use dedup_store::{Algorithm, Block, Checkpoint, Hasher, Identity, Store, StoreOptions};
 use parking_lot::Mutex;
 
 use super::{
     door::{Door, Topic, shard_of},
     faults::{Call, CallFault, DeliverFault, Faults},
+    journal::JournaledSink,
     sink::FakeSink,
     world::{Db, Judge, World},
 };
@@ -31,6 +32,8 @@ const SECRET: [u8; 192] = [7; 192];
 pub(super) struct Rig {
     pub(super) world: Arc<Mutex<World>>,
     pub(super) sink: FakeSink,
+    /// In its place, a target behind the journal.
+    pub(super) journaled: Option<JournaledSink>,
     pub(super) rules: Rules,
     pub(super) arrival: bool,
     pub(super) wait: Duration,
@@ -40,7 +43,7 @@ fn key() -> KeySpec {
     KeySpec::pointers(["/id"]).unwrap()
 }
 
-fn route_row() -> RouteRow {
+pub(super) fn route_row() -> RouteRow {
     RouteRow {
         route_id: vec![3; 16],
         key_spec_id: key().id() as i64,
@@ -88,6 +91,7 @@ impl Rig {
             hosts_ahead_ms: 0,
             expire_most: usize::MAX,
             judge: Judge::default(),
+            elsewhere: false,
             answering: 0,
         };
         let world = Arc::new(Mutex::new(world));
@@ -95,7 +99,7 @@ impl Rig {
         let sink = FakeSink { world: world.clone(), mode, row_key };
         let rules =
             Rules { lateness_ms: 3_600_000, window_ms: 86_400_000, max_records: 64, ..Rules::default() };
-        Self { world, sink, rules, arrival: false, wait: Duration::from_secs(30) }
+        Self { world, sink, journaled: None, rules, arrival: false, wait: Duration::from_secs(30) }
     }
 
     pub(super) fn options(&self) -> StoreOptions {
@@ -123,7 +127,10 @@ impl Rig {
         };
         Gate::builder(store)
             .naming(naming)
-            .sink(Arc::new(self.sink.clone()))
+            .sink(match &self.journaled {
+                Some(journaled) => Arc::new(journaled.clone()),
+                None => Arc::new(self.sink.clone()) as Arc<dyn Sink>,
+            })
             .name("r")
             .owner(owner)
             .rules(self.rules.clone())

@@ -341,6 +341,8 @@ pub(super) struct World {
     /// Marks that one call expires at most.
     pub(super) expire_most: usize,
     pub(super) judge: Judge,
+    /// Rows and bookkeeping are in another sink.
+    pub(super) elsewhere: bool,
     /// Batches that are in and whose answer is on its way, or was never to come.
     pub(super) answering: i64,
 }

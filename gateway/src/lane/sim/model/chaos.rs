@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use adapters::{simulated, sink::RowOutcome};
 use dedup_store::Store;
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -10,13 +11,14 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     super::{
         door::{Door, Topic},
+        encode::RowValue,
         rig::Rig,
         trace::note,
-        world::Db,
+        world::{Db, Effect, LetterRow},
     },
     plan::{Kept, What},
 };
-use crate::{clock::simulated, gate::Gate};
+use crate::{clock, gate::Gate};
 
 /// One instance, up or down.
 pub(super) struct Node {
@@ -54,10 +56,15 @@ impl Cluster {
             let nodes = self.nodes.lock();
             (nodes[node].name.clone(), nodes[node].lanes)
         };
+        let until = Instant::now() + Duration::from_secs(600);
         let gate = loop {
             match self.rig.try_gate(&name, lanes, store()).await {
                 Ok(gate) => break gate,
-                Err(_) => sleep(Duration::from_millis(100)).await,
+                Err(fault) => {
+                    note(|| format!("{name} does not start: {fault}"));
+                    assert!(Instant::now() < until, "{name} does not start: {fault}");
+                    sleep(Duration::from_millis(100)).await;
+                }
             }
         };
         let door = Door::start(&gate, &name, &self.topic, &self.rig.world, self.burst);
@@ -77,6 +84,7 @@ impl Cluster {
     }
 
     fn store_of(&self, db: &Db, kept: Kept) -> impl Fn() -> Store + use<> {
+        // Of a sink elsewhere nothing is known here: the store learns all from its book.
         let known: BTreeMap<String, i64> = match kept {
             Kept::Nothing => BTreeMap::new(),
             Kept::Some(seed) => {
@@ -150,7 +158,7 @@ impl Cluster {
                 }
                 self.go_back(to);
             }
-            What::Clock { ms } => simulated::shift(ms * 1_000),
+            What::Clock { ms } => clock::simulated::shift(ms * 1_000),
             // The run itself does it.
             What::Forget { .. } => {}
         }
@@ -190,6 +198,42 @@ impl Cluster {
         }
         if zombie_ms.is_none() {
             assign();
+        }
+    }
+
+    /// Of each shard, in the sink.
+    pub(super) fn positions(&self) -> BTreeMap<String, i64> {
+        let all: Vec<(String, Option<i64>)> = match &self.rig.journaled {
+            Some(journaled) => journaled.book().positions,
+            None => {
+                let world = self.rig.world.lock();
+                world.db.shards.iter().map(|(shard, row)| (shard.clone(), row.position)).collect()
+            }
+        };
+        all.into_iter().filter_map(|(shard, position)| Some((shard, position?))).collect()
+    }
+
+    /// What the sink holds in the end.
+    pub(super) fn db(&self) -> Db {
+        let Some(journaled) = &self.rig.journaled else { return self.rig.db() };
+        let (book, remote) = (journaled.book(), journaled.remote.lock());
+        let kind = |kind: &str| ["rejected", "mismatch", "late"].into_iter().find(|known| *known == kind);
+        let letter = |(shard, position, of, payload): simulated::Letter| {
+            Arc::new(LetterRow {
+                shard,
+                position,
+                kind: kind(&of).expect("a kind of dead letters"),
+                payload: String::from_utf8_lossy(&payload).into_owned(),
+            })
+        };
+        let effect = |row: &RowValue| {
+            Arc::new(Effect { row: row.clone(), outcome: RowOutcome::Written, shard: "".into(), sequence: 0 })
+        };
+        Db {
+            letters: book.letters.into_iter().map(letter).collect(),
+            effects: remote.rows.iter().map(effect).collect(),
+            listed: remote.rows.clone(),
+            ..Db::default()
         }
     }
 

@@ -87,7 +87,7 @@ pub(super) async fn compare(
     if let Some(fell) = cluster.rig.world.lock().judge.fell.take() {
         return Err(fell);
     }
-    let db = cluster.rig.db();
+    let db = cluster.db();
 
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     db.effects

@@ -10,7 +10,7 @@ use adapters::sink::Mode;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::load::{Event, Kind, Source, Times, draw, draw_shared};
-use crate::lane::sim::{faults::Rates, rig::BASE_MS};
+use crate::lane::sim::{faults::Rates, journal::Repeats, rig::BASE_MS};
 
 /// An event and how long after the one before it is sent.
 #[derive(Clone, Debug)]
@@ -64,6 +64,8 @@ pub(super) enum What {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
+    /// The target is one without transactions, behind the journal.
+    pub(super) journal: Option<Repeats>,
     pub(super) mode: Mode,
     pub(super) keyed: bool,
     pub(super) nodes: usize,
@@ -164,13 +166,24 @@ impl Plan {
         let (mode, keyed) =
             [(Mode::Insert, false), (Mode::Insert, true), (Mode::Upsert, true), (Mode::UpsertIfNewer, true)]
                 [rng.random_range(0..4)];
+        let repeats = [
+            Repeats::Tokens { window: 1_000, asked: false },
+            Repeats::Tokens { window: 12, asked: true },
+            Repeats::Forwarded,
+            Repeats::Keyed,
+        ];
+        let journal = (seed % 16 == 0).then(|| repeats[rng.random_range(0..4)]);
+        let (mode, keyed) = if journal.is_some() { (Mode::Insert, false) } else { (mode, keyed) };
         // Few rows, the same events everywhere, a slow sink: records wait for each other.
-        let contended = rng.random_range(0..8) == 0;
+        let contended = rng.random_range(0..8) == 0 && journal.is_none();
         let (mode, keyed) = if contended { (Mode::Upsert, true) } else { (mode, keyed) };
-        let nodes = if contended { 1 } else { rng.random_range(1..=2) };
+        // Whoever has the book's folder is the only one.
+        let nodes = if contended || journal.is_some() { 1 } else { rng.random_range(1..=2) };
         let partitions = rng.random_range(1..=4);
         let times =
             [Times::Near, Times::Near, Times::Near, Times::Arrival, Times::Far][rng.random_range(0..5)];
+        // The book's clock is the system's.
+        let times = if journal.is_some() { Times::Near } else { times };
         // Where facts expire, another record with the same key is new some day.
         let bad = times != Times::Far && rng.random_range(0..3) > 0;
         let rows = if contended { 1 } else { [1, 3, 12][rng.random_range(0..3)] };
@@ -211,6 +224,9 @@ impl Plan {
         let mut strikes: Vec<Strike> = (0..rng.random_range(0..12))
             .filter_map(|number| {
                 let what = menu.strike(rng, nodes, partitions, number)?;
+                if journal.is_some() && matches!(what, What::Back { .. } | What::Snapshot) {
+                    return None;
+                }
                 Some(Strike { after_ms: rng.random_range(0..strikes_ms), what })
             })
             .collect();
@@ -220,6 +236,7 @@ impl Plan {
         let partitions = logs.len();
         Self {
             seed,
+            journal,
             mode,
             keyed,
             nodes,
@@ -370,6 +387,9 @@ impl fmt::Display for Keep {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { mode, keyed, nodes, call_lanes, relay_lanes, rates, max_records, times, .. } = self;
+        if let Some(repeats) = self.journal {
+            writeln!(f, "a target behind the journal: {repeats:?}")?;
+        }
         writeln!(
             f,
             "{mode:?}{}, {nodes} instance(s) of {call_lanes} + {relay_lanes} lanes, batches of {max_records}, times {times:?}, wait {} ms",

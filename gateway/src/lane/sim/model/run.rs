@@ -24,10 +24,10 @@ use crate::{
     lane::sim::{
         door::{Topic, shard_of},
         faults::Rates,
+        journal::{JournaledSink, Remote},
         invariant::{Broken, Invariant, broken},
-        rig::{BASE_MS, Rig, call, json},
+        rig::{BASE_MS, Rig, call, json, route_row},
         trace::note,
-        world::World,
     },
     outcome::Outcome,
 };
@@ -165,6 +165,15 @@ async fn run(plan: &Plan, faults: &mut u32) -> Result<(), Broken> {
         world.judge.ids = plan.logs.iter().map(ids).collect();
         world.judge.window_ms = (!rig.arrival).then_some(rig.rules.window_ms);
     }
+    if let Some(repeats) = plan.journal {
+        let rates = (plan.rates.deliver, plan.rates.slow_ms);
+        let mut remote = Remote::new(repeats, plan.seed, rates, rig.world.clone());
+        remote.only = plan.faults.clone();
+        let journaled = JournaledSink::new(remote);
+        journaled.register(&route_row()).await;
+        rig.journaled = Some(journaled);
+        rig.world.lock().elsewhere = true;
+    }
     let topic = Topic::new(plan.logs.len());
     let cluster = Cluster {
         rig: rig.clone(),
@@ -234,6 +243,10 @@ async fn run(plan: &Plan, faults: &mut u32) -> Result<(), Broken> {
         world.down_until = None;
         *faults = world.faults.fired;
     }
+    if let Some(journaled) = &rig.journaled {
+        let mut remote = journaled.remote.lock();
+        (*faults, remote.rates) = (remote.fired, (0, 1));
+    }
     finish(tasks).await?;
     let went_back = rig.world.lock().went_back > 0;
     if went_back {
@@ -259,15 +272,15 @@ async fn finish(tasks: Vec<JoinHandle<Result<(), Broken>>>) -> Result<(), Broken
 
 /// Waits until every partition's position is at its end in the sink.
 async fn rest(cluster: &Cluster, plan: &Plan) -> Result<(), Broken> {
-    let behind = |world: &World| {
+    let behind = || {
+        let positions = cluster.positions();
         plan.logs.iter().enumerate().find_map(|(partition, log)| {
-            let position =
-                world.db.shards.get(&shard_of(partition)).and_then(|row| row.position).unwrap_or(0);
+            let position = positions.get(&shard_of(partition)).copied().unwrap_or(0);
             (position != log.len() as i64).then_some((partition, position, log.len()))
         })
     };
     for _ in 0..REST_MS / 100 {
-        if behind(&cluster.rig.world.lock()).is_none() {
+        if behind().is_none() {
             return Ok(());
         }
         if let Some(fell) = cluster.rig.world.lock().judge.fell.take() {
@@ -275,7 +288,7 @@ async fn rest(cluster: &Cluster, plan: &Plan) -> Result<(), Broken> {
         }
         sleep(Duration::from_millis(100)).await;
     }
-    let (partition, position, end) = behind(&cluster.rig.world.lock()).unwrap_or_default();
+    let (partition, position, end) = behind().unwrap_or_default();
     let what = format!(
         "partition {partition} stays at {position} of {end}; stopped: {:?}, trouble: {:?}",
         cluster.topic.lock().stopped,
