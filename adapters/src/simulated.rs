@@ -93,7 +93,10 @@ impl Remote for Behind {
     }
 
     fn body(&self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Vec<u8> {
-        rows.iter().filter_map(|&row| batch.rows.get(row)).flat_map(|row| [row.bytes, b"\n"].concat()).collect()
+        rows.iter()
+            .filter_map(|&row| batch.rows.get(row))
+            .flat_map(|row| [row.bytes, b"\n"].concat())
+            .collect()
     }
 
     async fn blocks(&mut self) -> Result<Option<String>, String> {
@@ -162,7 +165,9 @@ pub fn read(folder: &Path) -> Result<Book, String> {
             .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
             .collect::<rusqlite::Result<_>>()?;
         let letters = book
-            .prepare("SELECT shard, position, kind, coalesce(payload, '') FROM oncegate_dead_letters ORDER BY id")?
+            .prepare(
+                "SELECT shard, position, kind, coalesce(payload, '') FROM oncegate_dead_letters ORDER BY id",
+            )?
             .query_map([], |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get_ref(3)?.as_bytes()?.to_vec()))
             })?

@@ -192,7 +192,13 @@ impl Target for Line {
             let (before, after) = (delay(), delay());
             (remote.fault(), before, after)
         };
-        note(|| format!("{} -> target: {} rows, {fault:?}", self.owner, body.iter().filter(|b| **b == b'\n').count()));
+        note(|| {
+            format!(
+                "{} -> target: {} rows, {fault:?}",
+                self.owner,
+                body.iter().filter(|b| **b == b'\n').count()
+            )
+        });
         let world = self.remote.lock().world.clone();
         let mut way = OnTheWay { remote: &self.remote, part: Some((token, body)) };
         sleep(Duration::from_millis(before)).await;

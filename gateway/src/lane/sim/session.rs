@@ -294,9 +294,6 @@ impl Session for FakeSession {
 
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
         self.asked_first(&shards.iter().collect::<Vec<_>>(), "acquires");
-        if shards.is_empty() {
-            self.unknown = None;
-        }
         let fault = self.begin(Call::Acquire).await?;
         self.connect()?;
         if let Acquire::IfFree { stale_after_ms } = how
@@ -352,7 +349,16 @@ impl Session for FakeSession {
         self.lose();
         let fault = self.begin(Call::Resolve).await?;
         self.connect()?;
-        let states = self.take_for_resolve(steps)?;
+        let states = match self.take_for_resolve(steps) {
+            // Of a shard that is another's now nothing of it can come any more: it is asked about the rest.
+            Err(SinkError::Fenced { shard, owner, epoch }) => {
+                let rest = self.unknown.iter_mut().flatten();
+                let rest = rest.filter(|step| *step.shard != *shard).map(|step| step.clone()).collect();
+                self.unknown = Some(rest);
+                return Err(SinkError::Fenced { shard, owner, epoch });
+            }
+            taken => taken?,
+        };
         self.end(fault, ())?;
         self.raised.clear();
         self.unknown = None;

@@ -1,6 +1,11 @@
 //! What the runs of this process have met, so that a change which keeps them from meeting it is seen.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
 
 use super::{chaos::Cluster, plan::Plan};
 
@@ -15,8 +20,8 @@ pub(super) struct Met {
     dead_letters: AtomicU64,
     floors_raised: AtomicU64,
     tried_again: AtomicU64,
-    /// Processes that were ended at once. Not part of what has to be met in a short run.
-    pub(super) crashes: AtomicU64,
+    /// Processes that were ended at once, by what the sink is.
+    pub(super) crashes: Mutex<BTreeMap<String, u64>>,
     pub(super) batches: AtomicU64,
 }
 
@@ -29,7 +34,7 @@ pub(super) static MET: Met = Met {
     dead_letters: AtomicU64::new(0),
     floors_raised: AtomicU64::new(0),
     tried_again: AtomicU64::new(0),
-    crashes: AtomicU64::new(0),
+    crashes: Mutex::new(BTreeMap::new()),
     batches: AtomicU64::new(0),
 };
 
@@ -55,7 +60,7 @@ impl Met {
     }
 
     pub(super) fn note(&self, cluster: &Cluster, plan: &Plan) {
-        self.crashes.fetch_add(plan.crashes(), Ordering::Relaxed);
+        *self.crashes.lock().entry(plan.kind()).or_default() += plan.crashes();
         let (world, topic) = (cluster.rig.world.lock(), cluster.topic.lock());
         self.batches.fetch_add(world.attempts.len() as u64, Ordering::Relaxed);
         let letters = &world.db.letters;

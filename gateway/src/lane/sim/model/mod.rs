@@ -42,7 +42,7 @@ use super::{
 use crate::planted::{self as bugs, Bug};
 
 /// Runs of a plain `cargo test`.
-const SEEDS: u64 = 1_500;
+const SEEDS: u64 = 4_000;
 /// A run takes some ms; one that takes so long in real time, even on a busy machine, spins without end.
 const TOO_LONG: Duration = Duration::from_secs(240);
 

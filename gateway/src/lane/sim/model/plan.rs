@@ -172,7 +172,7 @@ impl Plan {
             Repeats::Forwarded,
             Repeats::Keyed,
         ];
-        let journal = (seed % 16 == 0).then(|| repeats[rng.random_range(0..4)]);
+        let journal = seed.is_multiple_of(16).then(|| repeats[rng.random_range(0..4)]);
         let (mode, keyed) = if journal.is_some() { (Mode::Insert, false) } else { (mode, keyed) };
         // Few rows, the same events everywhere, a slow sink: records wait for each other.
         let contended = rng.random_range(0..8) == 0 && journal.is_none();
@@ -275,6 +275,16 @@ impl Plan {
 
     pub(super) fn moves(&self) -> bool {
         self.strikes.iter().any(|strike| matches!(strike.what, What::Move { .. }))
+    }
+
+    /// What the sink is.
+    pub(super) fn kind(&self) -> String {
+        match (self.journal, self.keyed) {
+            (Some(Repeats::Tokens { .. }), _) => "BatchToken".into(),
+            (Some(other), _) => format!("{other:?}"),
+            (None, true) => format!("{:?} with row keys", self.mode),
+            (None, false) => format!("{:?}", self.mode),
+        }
     }
 
     pub(super) fn crashes(&self) -> u64 {

@@ -24,8 +24,8 @@ use crate::{
     lane::sim::{
         door::{Topic, shard_of},
         faults::Rates,
-        journal::{JournaledSink, Remote},
         invariant::{Broken, Invariant, broken},
+        journal::{JournaledSink, Remote},
         rig::{BASE_MS, Rig, call, json, route_row},
         trace::note,
     },
