@@ -226,7 +226,9 @@ impl Lane {
         if rewind && slot != CALL_SLOT && !planted!(PositionNotSought) {
             self.next_generation += 1;
             shard.rewind(self.next_generation);
+            self.count_covered(slot, state.position);
             self.tally.remove(&slot);
+            let Some(shard) = self.slots.get(&slot) else { return };
             let seek = FromLane::Seek { slot, generation: shard.generation, position: shard.position };
             if let Some(events) = &self.events {
                 drop(events.send(seek));

@@ -29,6 +29,8 @@ impl Lane {
             // The sink went back meanwhile (P6): whether the batch is in its new history is learnt from its marks, and until
             // then its keys stay claimed.
             self.recheck = true;
+            // If it is, its records are not read again, and have had their outcome.
+            self.tally_relayed(&flight, receipts);
             if !self.ready(true).await {
                 return self.leave_unknown(flight);
             }
@@ -38,6 +40,7 @@ impl Lane {
         if *history != self.history {
             drop(history);
             self.recheck = true;
+            self.tally_relayed(&flight, receipts);
             return self.put_back(flight);
         }
         for (slot, step) in flight.slots.iter().zip(&flight.steps) {
@@ -106,21 +109,7 @@ impl Lane {
     fn positions_settled(&mut self, flight: &Flight) {
         self.positions_at = Instant::now();
         for (slot, step) in flight.slots.iter().zip(&flight.steps) {
-            let position = step.position;
-            let mut counts = [0; Outcome::ALL.len()];
-            if let Some(tally) = self.tally.get_mut(slot) {
-                tally.retain(|(offset, outcome)| {
-                    let covered = position.is_some_and(|position| *offset < position);
-                    if covered {
-                        counts[*outcome as usize] += 1;
-                    }
-                    !covered
-                });
-            }
-            for (outcome, records) in Outcome::ALL.into_iter().zip(counts).filter(|(_, records)| *records > 0)
-            {
-                self.route.metrics.count(outcome, records);
-            }
+            self.count_covered(*slot, step.position);
             if let (Some(events), Some(shard)) = (&self.events, self.slots.get(slot))
                 && let Some(position) = shard.position
             {
@@ -129,6 +118,42 @@ impl Lane {
         }
         // Of shards that were handed over, the next owner counts what it reads again.
         self.tally.retain(|slot, _| self.slots.contains_key(slot));
+    }
+
+    /// The outcomes that a relay's records had lie below the sink's position: none of them is read again.
+    pub(super) fn count_covered(&mut self, slot: u32, position: Option<i64>) {
+        let mut counts = [0; Outcome::ALL.len()];
+        if let Some(tally) = self.tally.get_mut(&slot) {
+            tally.retain(|(offset, outcome)| {
+                let covered = position.is_some_and(|position| *offset < position);
+                if covered {
+                    counts[*outcome as usize] += 1;
+                }
+                !covered
+            });
+        }
+        for (outcome, records) in Outcome::ALL.into_iter().zip(counts).filter(|(_, records)| *records > 0) {
+            self.route.metrics.count(outcome, records);
+        }
+    }
+
+    /// What a relay's records of a batch come to, if the sink turns out to have it: counted when their shards are adopted.
+    fn tally_relayed(&mut self, flight: &Flight, receipts: &Receipts) {
+        let rows = flight.rows.iter().zip(&receipts.rows).map(|(record, outcome)| {
+            let outcome = match outcome {
+                RowOutcome::Written => Outcome::Written,
+                RowOutcome::Updated => Outcome::Updated,
+                RowOutcome::Stale => Outcome::Stale,
+                RowOutcome::Refused { .. } => Outcome::DeadLettered,
+            };
+            (record, outcome)
+        });
+        let letters = flight.letters.iter().map(|letter| (&letter.record, Outcome::DeadLettered));
+        for (record, outcome) in rows.chain(letters).filter(|(record, _)| record.via == Via::Relay) {
+            if let Some(offset) = record.named().position {
+                self.tally.entry(record.slot).or_default().push((offset, outcome));
+            }
+        }
     }
 
     /// The record has its outcome: counted once, then told.
