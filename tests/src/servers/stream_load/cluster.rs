@@ -177,6 +177,11 @@ impl Cluster {
         table.rows().map(line).collect()
     }
 
+    /// How many rows a table has.
+    pub fn count(&self, table: &str) -> usize {
+        self.tables.get(table).expect("a table of the test").count()
+    }
+
     /// One request in `every` fails at random from now on; 0: none.
     pub fn chaos(&mut self, seed: u64, every: u32) {
         self.chaos = (every > 0).then(|| (StdRng::seed_from_u64(seed), every));

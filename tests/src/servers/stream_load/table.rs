@@ -206,6 +206,10 @@ impl Table {
         }
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.rows().count()
+    }
+
     pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
         self.plain.iter().chain(self.keyed.values().filter(|(_, gone)| !gone).map(|(row, _)| row))
     }
