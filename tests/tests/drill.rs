@@ -92,8 +92,8 @@ fn sqlite_shop() -> (TempDir, Connection) {
 }
 
 fn names(connection: &Connection) -> Vec<String> {
-    // SQLite's own tables cannot be dropped.
-    let query = "SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%' ORDER BY name";
+    // SQLite's own tables cannot be dropped, those that gateways use are not.
+    let query = "SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%' AND name NOT LIKE 'oncegate%' ORDER BY name";
     let mut statement = connection.prepare(query).expect("a file");
     let names = statement.query_map([], |row| row.get(0)).expect("names");
     names.collect::<Result<_, _>>().expect("names")
@@ -203,8 +203,9 @@ columns = { made = "arrival" }
         command.env("SHOP_URL", postgres.url("drill")).output().expect("the program starts")
     };
     let tables = async || {
-        let query =
-            "SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace ORDER BY 1";
+        // Those that gateways use stay.
+        let query = "SELECT relname::text FROM pg_class
+                     WHERE relnamespace = 'public'::regnamespace AND relname NOT LIKE 'oncegate%' ORDER BY 1";
         let rows = client.query(query, &[]).await.expect("Postgres runs");
         rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>()
     };
@@ -215,6 +216,11 @@ columns = { made = "arrival" }
     let compared = report["columns"].as_array().expect("a list").len();
     assert_eq!(compared, 16, "{report:#}");
     assert_eq!(tables().await, before);
+    for table in ["oncegate_shards", "oncegate_marks", "oncegate_routes"] {
+        let query = format!("SELECT count(*) FROM {table}");
+        let rows: i64 = client.query_one(&query, &[]).await.expect("the table stays").get(0);
+        assert_eq!(rows, 0, "{table}");
+    }
 
     // A row that goes behind the gateway's back is found and named.
     let output = run(&["--kills", "1", "--lose-a-row", "--format", "json"]);
