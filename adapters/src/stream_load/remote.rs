@@ -36,22 +36,11 @@ pub(super) struct Table {
     seen: Option<LabelState>,
     /// Rows of the last batch were refused: the next is tried out before it is journaled.
     suspects: bool,
-    /// Labels of loads that are committed with other counts than were sent.
-    short: HashSet<String>,
 }
 
 impl Table {
     pub(super) fn new(config: Arc<StreamLoadConfig>, loader: Loader, probed: Probed) -> Self {
-        Self {
-            config,
-            loader,
-            probed,
-            layout: None,
-            tried: None,
-            seen: None,
-            suspects: false,
-            short: HashSet::new(),
-        }
+        Self { config, loader, probed, layout: None, tried: None, seen: None, suspects: false }
     }
 
     /// As the last probe saw it: rows were encoded for that.
@@ -279,13 +268,7 @@ impl Remote for Table {
             (None, _) if self.config.two_phase => self.loader.two(load).await,
             (None, _) => self.loader.one(load).await,
         };
-        match &sent {
-            Sent::Refused { .. } => self.suspects = true,
-            Sent::Unknown { reason } if reason.starts_with("it is committed, and ") => {
-                self.short.insert(label);
-            }
-            _ => {}
-        }
+        self.suspects |= matches!(sent, Sent::Refused { .. });
         sent
     }
 
@@ -305,11 +288,6 @@ impl Remote for Table {
 
     async fn holds(&mut self, part: &Part) -> Result<Option<bool>, String> {
         let label = label(part);
-        if self.short.contains(&label) {
-            return Err(format!(
-                "load {label} is committed with other rows than were sent: look into the table"
-            ));
-        }
         let state = self.loader.state(&label).await?;
         self.seen = Some(state);
         match state {

@@ -189,8 +189,13 @@ async fn rows_that_are_left_out_stop_the_lane() {
         assert!(short.contains("1 of 2 rows are loaded"), "{short}");
         let stopped = rig.resolve().await.unwrap_err().to_string();
         assert!(stopped.contains("1 of 2 rows are loaded") && stopped.contains("verdict"), "{stopped}");
-        // Its label alone would settle it.
-        let stopped = rig.again().await.unwrap_err().to_string();
+        // Its label alone would settle it. (A start waits for seconds: each of these once.)
+        let stopped = if dialect == Dialect::StarRocks {
+            rig.again().await.map(drop)
+        } else {
+            rig.resolve().await.map(drop)
+        };
+        let stopped = stopped.unwrap_err().to_string();
         assert!(stopped.contains("1 of 2 rows are loaded"), "{stopped}");
 
         let mut rig = Rig::plain(dialect, |_| {}).await;
@@ -199,7 +204,12 @@ async fn rows_that_are_left_out_stop_the_lane() {
         assert!(other.contains("another label"), "{other}");
         // Under its own label it is not known: it would be sent again at each restart.
         let loads = rig.stand_in().cluster().loads;
-        let stopped = rig.again().await.unwrap_err().to_string();
+        let stopped = if dialect == Dialect::Doris {
+            rig.again().await.map(drop)
+        } else {
+            rig.resolve().await.map(drop)
+        };
+        let stopped = stopped.unwrap_err().to_string();
         assert!(stopped.contains("another label"), "{stopped}");
         assert_eq!(rig.stand_in().cluster().loads, loads);
 
