@@ -221,12 +221,16 @@ impl Lane {
         // What the route has forgotten stays forgotten where copies of it may come, whichever shard forgot it (P11).
         let shares = slot == CALL_SLOT || self.route.rules.copies_anywhere;
         let floor_ms = if shares { shard.floor_ms } else { i64::MIN };
+        // Had another owner been in between, what lies below the position may be what it has read, and counted.
+        let nobody_between = state.epoch <= shard.epoch + 1;
         shard.adopt(state);
         shard.floor_ms = shard.floor_ms.max(floor_ms);
         if rewind && slot != CALL_SLOT && !planted!(PositionNotSought) {
             self.next_generation += 1;
             shard.rewind(self.next_generation);
-            self.count_covered(slot, state.position);
+            if nobody_between {
+                self.count_covered(slot, state.position);
+            }
             self.tally.remove(&slot);
             let Some(shard) = self.slots.get(&slot) else { return };
             let seek = FromLane::Seek { slot, generation: shard.generation, position: shard.position };

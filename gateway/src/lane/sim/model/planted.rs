@@ -21,7 +21,9 @@ fn find_all(bugs: &[Bug], most: u64) -> Vec<Bug> {
     missed
 }
 
+/// With some of them a run may spin until the time is up that a seed has: a minute mostly, and now and then four.
 #[test]
+#[ignore = "a planted fault may make a run spin: see the module, or docs/proof.md"]
 fn model_finds_planted_faults_within_few_seeds() {
     let quick: Vec<Bug> = Bug::ALL.iter().copied().filter(|bug| !bug.is_rare()).collect();
     assert!(quick.len() >= 20, "{quick:?}");
