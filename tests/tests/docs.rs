@@ -44,7 +44,7 @@ fn is_name(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_' || byte.is_ascii_digit())
 }
 
-/// The names of all functions that stand in the sources.
+/// The names of all functions that stand in the sources, and of the invariants, which stand in quotes.
 fn functions() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for path in below_root("rs") {
@@ -52,6 +52,7 @@ fn functions() -> BTreeSet<String> {
             let name: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
             names.insert(name);
         }
+        names.extend(read(&path).split('"').filter(|text| is_name(text)).map(str::to_owned));
     }
     names
 }
