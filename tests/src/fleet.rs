@@ -207,10 +207,12 @@ impl<'a> Fleet<'a> {
             ("not confirmed", lines(&["does not confirm this member"])),
         ];
         println!("{name}: {counted:?}");
-        assert!(counted[0].1 > faults / 2, "{counted:?}");
-        // Of two that froze it may be so of both.
-        assert!(faults < 12 || counted[1].1 + counted[2].1 + counted[4].1 > 0, "{counted:?}");
-        assert!(counted[3].1 > 0, "{counted:?}");
+        // With few faults it may be so of all of them.
+        if faults >= 12 {
+            assert!(counted[0].1 > faults / 2, "{counted:?}");
+            assert!(counted[1].1 + counted[2].1 + counted[4].1 > 0, "{counted:?}");
+            assert!(counted[3].1 > 0, "{counted:?}");
+        }
         let duplicates = {
             let mut sum = 0.0;
             for (member, is) in &self.members {
