@@ -44,6 +44,14 @@ pub(crate) trait Engine: Send + Sync + 'static {
         doing: &str,
         job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
     ) -> Result<T, Fault>;
+    /// Runs `job`, which only reads, without waiting for who writes: on the connection that `connect` made, or, unless it must be
+    /// `acquired`, before the first `connect` on one for this call only.
+    fn read<T>(
+        &self,
+        db: &mut Self::Db,
+        acquired: bool,
+        job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
+    ) -> Result<T, Fault>;
     /// One batch, one transaction. Hands the outcomes over once the rows are written, and commits with what comes back for them;
     /// if nothing does, it rolls back.
     fn deliver(
@@ -158,23 +166,25 @@ impl<E: Engine> BookSession<E> {
         self.run(move |db| engine.transact(db, doing, |books| job(books, &route))).await
     }
 
-    /// [`Engine::look`] on the thread, with the route's name.
-    async fn look<T: Send + 'static>(
+    /// [`Engine::read`] on the thread, with the route's name.
+    async fn read<T: Send + 'static>(
         &mut self,
-        doing: &'static str,
+        acquired: bool,
         job: impl FnOnce(&dyn Books, &str) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, SinkError> {
         let (engine, route) = (self.engine.clone(), self.route.clone());
-        self.run(move |db| engine.look(db, doing, |books| job(books, &route))).await
+        self.run(move |db| engine.read(db, acquired, |books| job(books, &route))).await
     }
 }
 
 #[async_trait]
 impl<E: Engine> Session for BookSession<E> {
     async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError> {
-        let proposed = proposed.clone();
-        self.look("registering the route", move |books, route| shards::register(books, route, &proposed))
-            .await
+        let (engine, route, proposed) = (self.engine.clone(), self.route.clone(), proposed.clone());
+        self.run(move |db| {
+            engine.look(db, "registering the route", |books| shards::register(books, &route, &proposed))
+        })
+        .await
     }
 
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError> {
@@ -191,8 +201,7 @@ impl<E: Engine> Session for BookSession<E> {
 
     async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
         let prefix = prefix.to_owned();
-        self.look("listing the route's shards", move |books, route| shards::shards(books, route, &prefix))
-            .await
+        self.read(false, move |books, route| shards::shards(books, route, &prefix)).await
     }
 
     async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError> {
@@ -246,8 +255,7 @@ impl<E: Engine> Session for BookSession<E> {
 
     async fn marks_since(&mut self, shard: &ShardId, sequence: i64) -> Result<Vec<Mark>, SinkError> {
         let shard = shard.clone();
-        self.transact("reading marks", move |books, route| marks::marks_since(books, route, &shard, sequence))
-            .await
+        self.read(true, move |books, route| marks::marks_since(books, route, &shard, sequence)).await
     }
 
     async fn expire_marks(&mut self, owned: &[(ShardId, i64)], floor_ms: i64) -> Result<u64, SinkError> {
@@ -296,7 +304,7 @@ impl<E: Engine> Session for BookSession<E> {
     }
 
     async fn now_ms(&mut self) -> Result<i64, SinkError> {
-        self.look("asking for the time", |books, _| marks::now_ms(books)).await
+        self.read(false, |books, _| marks::now_ms(books)).await
     }
 
     fn connected(&self) -> bool {

@@ -54,7 +54,7 @@ pub(super) fn run(
     let mut shapes = Shapes::default();
     let copies = work.rows.copies(layout, &mut shapes);
     let job = Job { layout, route, packed: &work.rows, copies: &copies, shapes: &shapes };
-    let mut bold = pace.careful == 0;
+    let mut bold = pace.careful == 0 && write::may_bet(&job);
     pace.careful = pace.careful.saturating_sub(1);
     let mut refused = BTreeMap::new();
     let writer = schema::writer(handle, config)?;
@@ -89,7 +89,12 @@ pub(super) fn run(
     }
     let finish = finish.blocking_recv().map_err(|_| abandoned())?;
     write_finish(&transaction, route, &work.steps, &finish)?;
-    commit(transaction)?;
+    commit(transaction).inspect_err(|fault| {
+        // What it has left in the log, only a new look into the file says.
+        if fault.lost {
+            handle.mark_broken();
+        }
+    })?;
     match FileId::of(&config.path) {
         Ok(now) if now == handle.file() => Ok(()),
         _ => Err(Fault {

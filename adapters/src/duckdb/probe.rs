@@ -34,8 +34,8 @@ pub(super) struct Layout {
     pub(super) key: Vec<usize>,
     /// Index into `columns`; only in `UpsertIfNewer`.
     pub(super) version: Option<usize>,
-    /// All columns of the table, also those that nothing can be written to.
-    pub(super) width: usize,
+    /// The columns are all that the table has, in its order.
+    pub(super) whole: bool,
     /// Whether a row goes in does not depend on other rows: the row key is the only unique key, and no row refers to another.
     pub(super) apart: bool,
 }
@@ -377,7 +377,7 @@ impl Table {
                 .collect(),
             kinds: kinds.into_iter().flatten().collect(),
             key,
-            width: self.columns.len(),
+            whole: config.columns.is_none() && self.columns.iter().all(|column| !column.generated),
             apart: others == 0 && !self.refers,
         };
         match unfit_key(connection, &layout) {

@@ -37,12 +37,9 @@ pub(super) fn complete(written: Vec<Option<RowOutcome>>, refused: &Refused) -> V
     written
         .into_iter()
         .enumerate()
-        .map(|(index, outcome)| match (outcome, refused.get(&index)) {
-            (_, Some(reason)) => RowOutcome::Refused { reason: reason.clone() },
-            (Some(outcome), None) => outcome,
-            (None, None) => {
-                unreachable!("every row that is not refused belongs to an operation that was answered")
-            }
+        .map(|(index, outcome)| match refused.get(&index) {
+            Some(reason) => RowOutcome::Refused { reason: reason.clone() },
+            None => outcome.expect("every row that is not refused belongs to an operation that was answered"),
         })
         .collect()
 }

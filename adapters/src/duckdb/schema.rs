@@ -124,8 +124,28 @@ impl Books for Transaction<'_> {
     }
 
     fn run(&self, doing: &str, sql: &str, params: &[Param<'_>]) -> Result<usize, Fault> {
-        self.connection
-            .prepare_cached(sql)
+        self.connection.run(doing, sql, params)
+    }
+
+    fn query(
+        &self,
+        doing: &str,
+        sql: &str,
+        params: &[Param<'_>],
+        each: &mut dyn FnMut(Vec<Cell>) -> bool,
+    ) -> Result<(), Fault> {
+        self.connection.query(doing, sql, params, each)
+    }
+}
+
+/// For reading: each statement is a transaction of its own.
+impl Books for Connection {
+    fn now_ms(&self) -> &'static str {
+        NOW_MS
+    }
+
+    fn run(&self, doing: &str, sql: &str, params: &[Param<'_>]) -> Result<usize, Fault> {
+        self.prepare_cached(sql)
             .and_then(|mut statement| statement.execute(duckdb::params_from_iter(params)))
             .map_err(|error| fault(doing, &error))
     }
@@ -138,7 +158,7 @@ impl Books for Transaction<'_> {
         each: &mut dyn FnMut(Vec<Cell>) -> bool,
     ) -> Result<(), Fault> {
         let mut run = || {
-            let mut statement = self.connection.prepare_cached(sql)?;
+            let mut statement = self.prepare_cached(sql)?;
             let mut rows = statement.query(duckdb::params_from_iter(params))?;
             let columns = rows.as_ref().map_or(0, |statement| statement.column_count());
             while let Some(row) = rows.next()? {

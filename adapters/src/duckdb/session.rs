@@ -179,6 +179,27 @@ impl Engine for Duckdb {
         answer
     }
 
+    fn read<T>(
+        &self,
+        db: &mut Db,
+        acquired: bool,
+        job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        if acquired || db.open.is_some() {
+            let open = db.ready(&self.config)?;
+            return job(&open.connection).inspect_err(|fault| {
+                if fault.lost {
+                    notice(&open.connection, &open.handle);
+                }
+            });
+        }
+        let (connection, handle) = open(&self.config)?;
+        let answer = job(&connection);
+        drop(connection);
+        drop(handle);
+        answer
+    }
+
     fn deliver(
         &self,
         db: &mut Db,
@@ -189,9 +210,7 @@ impl Engine for Duckdb {
     ) -> Result<(), Fault> {
         let open = db.ready(&self.config)?;
         let delivered = deliver::run(open, &self.config, route, work, outcomes, finish);
-        if let Err(fault) = &delivered
-            && fault.lost
-        {
+        if let Err(Fault { lost: true, .. }) = &delivered {
             notice(&open.connection, &open.handle);
         }
         delivered

@@ -36,6 +36,11 @@ impl From<Fault> for Stop {
 /// Where rows wait until they meet those of the table.
 const STAGE: &str = "oncegate_stage";
 
+/// Rows with a key that are known to be new: appended, on the bet that none of them is there (P9).
+pub(super) fn may_bet(job: &Job<'_>) -> bool {
+    job.packed.known_new && job.layout.mode == Mode::Insert && !job.layout.key.is_empty()
+}
+
 /// Writes `rows` (indices into the batch, ascending). The outcomes are as long as the batch; those of other rows are none.
 pub(super) fn write(
     transaction: &Transaction<'_>,
@@ -48,8 +53,7 @@ pub(super) fn write(
     let mut outcomes = vec![None; job.packed.len()];
     let connection = transaction.connection;
     let only_writes = || plan.ops().iter().all(|op| op.action == Action::Write);
-    let straight =
-        layout.key.is_empty() || bold && job.packed.known_new && layout.mode == Mode::Insert && only_writes();
+    let straight = layout.key.is_empty() || bold && may_bet(job) && only_writes();
     let answers = if plan.ops().is_empty() {
         Vec::new()
     } else if straight {
@@ -89,7 +93,7 @@ fn append(connection: &Connection, job: &Job<'_>, ops: &[Op]) -> Result<(), duck
             continue;
         }
         let batch = record_batch(layout, job.packed, &rows, &columns, Vec::new())?;
-        let mut appender = if columns.len() == layout.width {
+        let mut appender = if layout.whole && columns.len() == layout.columns.len() {
             connection.appender_to_catalog_and_db(&layout.table, &layout.catalog, "main")?
         } else {
             let names: Vec<&str> =

@@ -127,6 +127,18 @@ impl Engine for Sqlite {
         }
     }
 
+    fn read<T>(
+        &self,
+        db: &mut Db,
+        acquired: bool,
+        job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        if acquired || db.open.is_some() {
+            return job(&db.ready(&self.config)?.connection);
+        }
+        job(&connect(&self.config)?)
+    }
+
     fn deliver(
         &self,
         db: &mut Db,
