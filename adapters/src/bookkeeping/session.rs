@@ -44,8 +44,8 @@ pub(crate) trait Engine: Send + Sync + 'static {
         doing: &str,
         job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
     ) -> Result<T, Fault>;
-    /// Runs `job`, which only reads, without waiting for who writes: on the connection that `connect` made, or, unless it must be
-    /// `acquired`, before the first `connect` on one for this call only.
+    /// Runs `job`, which only reads, over one state of the file, without waiting for who writes: on the connection that `connect` made,
+    /// or, unless it must be `acquired`, before the first `connect` on one for this call only.
     fn read<T>(
         &self,
         db: &mut Self::Db,

@@ -56,24 +56,26 @@ CREATE TABLE IF NOT EXISTS oncegate_tombstones (
 /// The sink's clock: ms since the epoch.
 const NOW_MS: &str = "epoch_ms(now())";
 
-/// Makes the bookkeeping tables if they are missing.
-pub(super) fn make(connection: &Connection, _writer: &MutexGuard<'_, ()>) -> Result<(), duckdb::Error> {
+/// All bookkeeping tables are there.
+pub(super) fn is_made(connection: &Connection) -> Result<bool, duckdb::Error> {
     let there: i64 = connection.query_row(
         "SELECT count(*) FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main'
          AND table_name IN ('oncegate_routes', 'oncegate_shards', 'oncegate_marks', 'oncegate_dead_letters', 'oncegate_tombstones')",
         [],
         |row| row.get(0),
     )?;
-    if there == TABLES.len() as i64 {
-        return Ok(());
-    }
+    Ok(there == TABLES.len() as i64)
+}
+
+/// Makes the bookkeeping tables that are missing.
+pub(super) fn make(connection: &Connection, _writer: &MutexGuard<'_, ()>) -> Result<(), duckdb::Error> {
     connection.execute_batch(&format!("BEGIN TRANSACTION; {DDL} COMMIT;")).inspect_err(|_| {
         // There may be none, if it could not even begin.
         drop(connection.execute_batch("ROLLBACK"));
     })
 }
 
-/// A transaction of the only writer; rolled back unless it is committed.
+/// A transaction of the only writer, or one that only reads; rolled back unless it is committed.
 pub(super) struct Transaction<'c> {
     pub(super) connection: &'c Connection,
     open: bool,
@@ -81,9 +83,16 @@ pub(super) struct Transaction<'c> {
 
 impl<'c> Transaction<'c> {
     pub(super) fn begin(connection: &'c Connection, _writer: &MutexGuard<'_, ()>) -> Result<Self, Fault> {
-        connection
-            .execute_batch("BEGIN TRANSACTION")
-            .map_err(|error| fault("beginning a transaction", &error))?;
+        Self::of(connection, "BEGIN TRANSACTION")
+    }
+
+    /// Sees one state of the file, whoever writes beside it.
+    pub(super) fn reading(connection: &'c Connection) -> Result<Self, Fault> {
+        Self::of(connection, "BEGIN TRANSACTION READ ONLY")
+    }
+
+    fn of(connection: &'c Connection, begin: &str) -> Result<Self, Fault> {
+        connection.execute_batch(begin).map_err(|error| fault("beginning a transaction", &error))?;
         Ok(Self { connection, open: true })
     }
 
@@ -124,28 +133,8 @@ impl Books for Transaction<'_> {
     }
 
     fn run(&self, doing: &str, sql: &str, params: &[Param<'_>]) -> Result<usize, Fault> {
-        self.connection.run(doing, sql, params)
-    }
-
-    fn query(
-        &self,
-        doing: &str,
-        sql: &str,
-        params: &[Param<'_>],
-        each: &mut dyn FnMut(Vec<Cell>) -> bool,
-    ) -> Result<(), Fault> {
-        self.connection.query(doing, sql, params, each)
-    }
-}
-
-/// For reading: each statement is a transaction of its own.
-impl Books for Connection {
-    fn now_ms(&self) -> &'static str {
-        NOW_MS
-    }
-
-    fn run(&self, doing: &str, sql: &str, params: &[Param<'_>]) -> Result<usize, Fault> {
-        self.prepare_cached(sql)
+        self.connection
+            .prepare_cached(sql)
             .and_then(|mut statement| statement.execute(duckdb::params_from_iter(params)))
             .map_err(|error| fault(doing, &error))
     }
@@ -158,7 +147,7 @@ impl Books for Connection {
         each: &mut dyn FnMut(Vec<Cell>) -> bool,
     ) -> Result<(), Fault> {
         let mut run = || {
-            let mut statement = self.prepare_cached(sql)?;
+            let mut statement = self.connection.prepare_cached(sql)?;
             let mut rows = statement.query(duckdb::params_from_iter(params))?;
             let columns = rows.as_ref().map_or(0, |statement| statement.column_count());
             while let Some(row) = rows.next()? {

@@ -106,9 +106,11 @@ pub(super) fn open(config: &DuckdbConfig) -> Result<(Connection, Handle), Fault>
     let made = (|| {
         let connection =
             handle.connect().map_err(|error| schema::fault(&format!("connecting to {path}"), &error))?;
-        let writer = schema::writer(&handle, config)?;
-        schema::make(&connection, &writer)
-            .map_err(|error| schema::fault("making the bookkeeping tables", &error))?;
+        let failed = |error| schema::fault("making the bookkeeping tables", &error);
+        // A look waits for nobody once they are there.
+        if !schema::is_made(&connection).map_err(failed)? {
+            schema::make(&connection, &schema::writer(&handle, config)?).map_err(failed)?;
+        }
         Ok(connection)
     })();
     made.map(|connection| (connection, handle))
@@ -187,14 +189,10 @@ impl Engine for Duckdb {
     ) -> Result<T, Fault> {
         if acquired || db.open.is_some() {
             let open = db.ready(&self.config)?;
-            return job(&open.connection).inspect_err(|fault| {
-                if fault.lost {
-                    notice(&open.connection, &open.handle);
-                }
-            });
+            return read(&open.connection, &open.handle, job);
         }
         let (connection, handle) = open(&self.config)?;
-        let answer = job(&connection);
+        let answer = read(&connection, &handle, job);
         drop(connection);
         drop(handle);
         answer
@@ -266,6 +264,19 @@ fn transact<T>(
     })
 }
 
+/// Runs `job`, which only reads.
+fn read<T>(
+    connection: &Connection,
+    handle: &Handle,
+    job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    Transaction::reading(connection).and_then(|transaction| job(&transaction)).inspect_err(|fault| {
+        if fault.lost {
+            notice(connection, handle);
+        }
+    })
+}
+
 /// Whether DuckDB still answers: an instance that it has given up fails every statement.
 pub(super) fn notice(connection: &Connection, handle: &Handle) {
     if let Err(error) = connection.execute_batch("SELECT 1")
@@ -283,7 +294,9 @@ pub(super) fn looked_at<T>(
     let handle = Handle::open(&config.path)?;
     let connection = handle.connect()?;
     let writer = handle.writer(config.busy_timeout.max(probe::PATIENCE)).ok_or(OpenError::Broken)?;
-    schema::make(&connection, &writer)?;
+    if !schema::is_made(&connection)? {
+        schema::make(&connection, &writer)?;
+    }
     let found = look(&connection);
     drop(connection);
     drop(writer);

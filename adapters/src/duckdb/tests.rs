@@ -309,6 +309,36 @@ async fn a_lane_waits_for_another_one_that_writes_and_gives_its_batch_back() {
 }
 
 #[tokio::test]
+async fn looks_do_not_wait_for_who_writes() {
+    let mut bed = Bed::new("CREATE TABLE t (id INTEGER)", |config| {
+        // Longer than any test may take.
+        config.busy_timeout = Duration::from_secs(600);
+    })
+    .await;
+    bed.deliver(&[(Write, &["1"])]).await.unwrap();
+    let mut other = DuckdbSink::new(bed.config.clone()).session("r", "other");
+    let handle = instance::Handle::open(&bed.config.path).unwrap();
+    let connection = handle.connect().unwrap();
+    let writer = handle.writer(Duration::ZERO).unwrap();
+    connection.execute_batch("BEGIN; DELETE FROM oncegate_marks; DELETE FROM oncegate_shards").unwrap();
+    for session in [&mut bed.session, &mut other] {
+        let looks = async {
+            assert!(session.now_ms().await.unwrap() > 0);
+            session.shards("http/").await.unwrap()
+        };
+        let states = tokio::time::timeout(Duration::from_secs(60), looks).await.expect("no look waits");
+        assert_eq!(states[0].sequence, 1, "as it was committed");
+    }
+    let shard = ShardId::from(SHARD);
+    let marks = bed.session.marks_since(&shard, 0);
+    let marks = tokio::time::timeout(Duration::from_secs(60), marks).await.expect("no look waits").unwrap();
+    assert_eq!(marks.len(), 1);
+    connection.execute_batch("ROLLBACK").unwrap();
+    drop(writer);
+    bed.deliver(&[(Write, &["2"])]).await.unwrap();
+}
+
+#[tokio::test]
 async fn p4_another_owner_fences_and_names_itself() {
     let mut bed = Bed::new("CREATE TABLE t (id INTEGER)", |_| {}).await;
     bed.deliver(&[(Write, &["1"])]).await.unwrap();

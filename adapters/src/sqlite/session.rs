@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rusqlite::{Connection, Transaction, types::ValueRef};
+use rusqlite::{Connection, Transaction, TransactionBehavior, types::ValueRef};
 use tokio::sync::oneshot;
 
 use super::{
@@ -134,9 +134,9 @@ impl Engine for Sqlite {
         job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         if acquired || db.open.is_some() {
-            return job(&db.ready(&self.config)?.connection);
+            return snapshot(&db.ready(&self.config)?.connection, job);
         }
-        job(&connect(&self.config)?)
+        snapshot(&connect(&self.config)?, job)
     }
 
     fn deliver(
@@ -199,6 +199,16 @@ fn transact_with<T>(
     let answer = job(&transaction)?;
     end(transaction, doing)?;
     Ok(answer)
+}
+
+/// Runs `job`, which only reads, over one state of the file; a writer does not keep it waiting.
+fn snapshot<T>(
+    connection: &Connection,
+    job: impl FnOnce(&dyn Books) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)
+        .map_err(|error| schema::fault("beginning to read", &error))?;
+    job(&transaction)
 }
 
 /// Commits what may safely be done again: a failed commit counts as not applied, on a new connection.
