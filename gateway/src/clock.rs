@@ -46,6 +46,8 @@ pub(crate) mod simulated {
     use rand::{Rng, SeedableRng, rngs::SmallRng};
     use tokio::time::Instant;
 
+    const MOST_TURNS: u32 = 50_000;
+
     thread_local! {
         static CLOCK: RefCell<Option<(i64, Instant, SmallRng)>> = const { RefCell::new(None) };
     }
@@ -62,6 +64,24 @@ pub(crate) mod simulated {
                 *base += us;
             }
         });
+    }
+
+    /// Called at each turn of a loop that is to wait for something. In a simulated run that spins no time passes, and nobody else gets a
+    /// turn: it would never end.
+    pub(crate) fn turns() {
+        thread_local! {
+            static TURNS: RefCell<Option<(Instant, u32)>> = const { RefCell::new(None) };
+        }
+        if CLOCK.with_borrow(Option::is_none) {
+            return;
+        }
+        let now = Instant::now();
+        let turns = TURNS.with_borrow_mut(|last| {
+            let turns = last.filter(|(at, _)| *at == now).map_or(0, |(_, turns)| turns + 1);
+            *last = Some((now, turns));
+            turns
+        });
+        assert!(turns < MOST_TURNS, "it spins: {turns} turns and no time passes");
     }
 
     pub(super) fn wall_us() -> Option<i64> {

@@ -317,6 +317,8 @@ impl Lane {
     async fn gather(&mut self) -> bool {
         let route = self.route.clone();
         loop {
+            #[cfg(test)]
+            crate::clock::simulated::turns();
             while self.takes_more() && !self.stopping {
                 match self.inbox.try_recv() {
                     Ok(message) => self.take_in(message).await,

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::clock::wall_ms;
+use crate::clock::{simulated, wall_ms};
 
 use super::{
     encode::RowValue,
@@ -105,6 +105,7 @@ impl FakeSession {
 
     /// Waits as long as the call takes; an error if it fails before it does anything.
     async fn begin(&mut self, call: Call) -> Result<CallFault, SinkError> {
+        simulated::turns();
         self.alive().await;
         let (fault, delay) = self.world.lock().faults.call(call);
         if delay > 0 {
