@@ -226,11 +226,18 @@ impl Lane {
         }
     }
 
-    /// The lane ends: nobody waits any more for what others hold.
+    /// The lane ends: nobody waits any more for what others hold. A relay's records are read again, and with them all that it has read
+    /// behind them, which would else overtake them (P8).
     pub(super) fn answer_parked(&mut self) {
-        let calls = self.take_calls(|lane| lane.parked.drain(..).map(|parked| parked.taken).collect());
-        self.answer_all(calls.0, &Problem::InFlight);
-        calls.1.into_iter().for_each(|taken| self.works.drop_record(taken));
+        let (calls, relayed) =
+            self.take_calls(|lane| lane.parked.drain(..).map(|parked| parked.taken).collect());
+        self.answer_all(calls, &Problem::InFlight);
+        if !relayed.is_empty() {
+            let (calls, behind) = self.take_calls(|lane| lane.queue.drain(..).collect());
+            self.queue = calls.into();
+            behind.into_iter().for_each(|taken| self.works.drop_record(taken));
+        }
+        relayed.into_iter().for_each(|taken| self.works.drop_record(taken));
     }
 
     /// Callers whose records were not tried hear why; a relay's records wait.

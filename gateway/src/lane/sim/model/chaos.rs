@@ -12,11 +12,13 @@ use super::{
     super::{
         door::{Door, Topic},
         encode::RowValue,
+        invariant::Invariant,
         rig::Rig,
         trace::note,
         world::{Db, Effect, LetterRow},
     },
     plan::{Kept, What},
+    run::REST_MS,
 };
 use crate::{clock, gate::Gate};
 
@@ -119,8 +121,12 @@ impl Cluster {
             }
             What::Close { node, kept } if up(node) => {
                 self.rig.world.lock().frozen.remove(&self.name(node));
-                if let Some(gate) = self.take_down(node) {
-                    gate.close().await;
+                if let Some(gate) = self.take_down(node)
+                    && timeout(Duration::from_millis(REST_MS), gate.close()).await.is_err()
+                {
+                    let what = format!("{} does not close when it is told to", self.name(node));
+                    self.rig.world.lock().judge.falls(Invariant::Closes, what);
+                    gate.crash();
                 }
                 let store = self.store_of(&self.rig.db(), kept);
                 self.start(node, store).await;

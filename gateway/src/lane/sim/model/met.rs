@@ -21,7 +21,7 @@ pub(super) struct Met {
     floors_raised: AtomicU64,
     tried_again: AtomicU64,
     /// Processes that were ended at once, by what the sink is.
-    pub(super) crashes: Mutex<BTreeMap<String, u64>>,
+    pub(super) crashes: Mutex<BTreeMap<&'static str, u64>>,
     pub(super) batches: AtomicU64,
 }
 

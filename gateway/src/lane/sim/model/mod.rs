@@ -5,12 +5,14 @@
 //! | --- | --- |
 //! | `cargo test -p oncegate --lib model_` | what follows, as `./test.sh` does |
 //! | `ONCEGATE_SEEDS=1000000 cargo test --release -p oncegate --lib model_random -- --nocapture` | so many seeds |
+//! | `cargo test -p oncegate --lib model_crash -- --ignored --nocapture` | 10,000 crashes of each kind of sink and mode; `ONCEGATE_CRASHES` names another number |
 //! | `ONCEGATE_SEED=7 cargo test -p oncegate --lib model_random -- --nocapture` | one seed, with its trace; if it fails, its smallest plan |
 //! | `ONCEGATE_SEED=7 ONCEGATE_KEEP="strikes=1 p0=0,3" ...` | one seed, with parts of its plan left out |
 //!
-//! `ONCEGATE_FROM=1000000` begins with another seed than 1.
+//! `ONCEGATE_FROM=1000000` begins with another seed than 1, `ONCEGATE_BUG=MarkLeftOut` plants a fault for the one seed.
 
 mod chaos;
+mod crashes;
 mod ends;
 mod load;
 mod met;
@@ -42,8 +44,9 @@ use super::{
 use crate::planted::{self as bugs, Bug};
 
 /// Runs of a plain `cargo test`.
-const SEEDS: u64 = 4_000;
-/// A run takes some ms; one that takes so long in real time, even on a busy machine, spins without end.
+const SEEDS: u64 = 20_000;
+/// A run takes some ms; one that takes so long in real time, even on a busy machine, spins without end, and not where its turns are
+/// counted (`clock::simulated::turns`).
 const TOO_LONG: Duration = Duration::from_secs(240);
 
 /// How a run went.
@@ -93,18 +96,28 @@ fn told(panic: &(dyn std::any::Any + Send)) -> Broken {
 
 /// Runs seeds on all cores, until one of them fails (or `stop` of them); answers with those that failed.
 fn run_seeds(first: u64, count: u64, bug: Option<Bug>, stop: usize) -> Vec<(u64, Broken)> {
-    let next = Arc::new(AtomicU64::new(first));
+    let next = AtomicU64::new(first);
+    run_drawn(bug, stop, move || {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        (seed < first + count).then_some(seed)
+    })
+}
+
+/// Runs the seeds that `next` draws.
+fn run_drawn(
+    bug: Option<Bug>,
+    stop: usize,
+    next: impl Fn() -> Option<u64> + Send + Sync + 'static,
+) -> Vec<(u64, Broken)> {
+    let next = Arc::new(next);
     let failures: Arc<Mutex<Vec<(u64, Broken)>>> = Arc::default();
     let workers: Vec<_> = (0..thread::available_parallelism().map_or(2, usize::from))
         .map(|_| {
             let at_work: Arc<Mutex<Option<(u64, Instant)>>> = Arc::default();
             let (next, failures, mine) = (next.clone(), failures.clone(), at_work.clone());
             let work = move || {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + count || failures.lock().len() >= stop {
-                        return;
-                    }
+                while failures.lock().len() < stop {
+                    let Some(seed) = next() else { return };
                     *mine.lock() = Some((seed, Instant::now()));
                     let ran = run_plan(&Plan::draw(seed), bug, None);
                     *mine.lock() = None;
@@ -161,19 +174,26 @@ fn model_random_runs_keep_every_invariant() {
     assert!(count < SEEDS || MET.whole(), "the runs did not meet all that they are made for: {MET:?}");
 }
 
+/// The planted fault that is asked for by name.
+fn asked_bug() -> Option<Bug> {
+    let name = std::env::var("ONCEGATE_BUG").ok()?;
+    let bug = Bug::ALL.iter().copied().find(|bug| format!("{bug:?}") == name);
+    Some(bug.unwrap_or_else(|| panic!("no fault {name}; there are {:?}", Bug::ALL)))
+}
+
 /// One seed, with its trace.
 fn one(seed: u64) {
-    let plan = Plan::draw(seed);
+    let (plan, bug) = (Plan::draw(seed), asked_bug());
     let Ok(keep) = std::env::var("ONCEGATE_KEEP") else {
-        let ran = run_plan(&plan, None, Some(true));
+        let ran = run_plan(&plan, bug, Some(true));
         println!("{plan}");
         ran.trace.map(Trace::lines).unwrap_or_default().iter().for_each(|line| println!("{line}"));
-        assert!(ran.fell.is_none(), "{}", explain(seed, None));
+        assert!(ran.fell.is_none(), "{}", explain(seed, bug));
         return;
     };
     let small = Keep::parse(&keep, &plan).apply(&plan);
     println!("{small}");
-    let ran = run_plan(&small, None, Some(true));
+    let ran = run_plan(&small, bug, Some(true));
     ran.trace.map(Trace::lines).unwrap_or_default().iter().for_each(|line| println!("{line}"));
     assert!(ran.fell.is_none(), "{}", ran.fell.map(|fell| fell.to_string()).unwrap_or_default());
 }

@@ -277,15 +277,31 @@ impl Plan {
         self.strikes.iter().any(|strike| matches!(strike.what, What::Move { .. }))
     }
 
-    /// What the sink is.
-    pub(super) fn kind(&self) -> String {
-        match (self.journal, self.keyed) {
-            (Some(Repeats::Tokens { .. }), _) => "BatchToken".into(),
-            (Some(other), _) => format!("{other:?}"),
-            (None, true) => format!("{:?} with row keys", self.mode),
-            (None, false) => format!("{:?}", self.mode),
+    /// What the sink is, and its mode.
+    pub(super) fn kind(&self) -> &'static str {
+        match (self.journal, self.mode, self.keyed) {
+            (Some(Repeats::Tokens { asked: false, .. }), ..) => "journal, tokens",
+            (Some(Repeats::Tokens { asked: true, .. }), ..) => "journal, few tokens",
+            (Some(Repeats::Forwarded), ..) => "journal, row by row",
+            (Some(Repeats::Keyed), ..) => "journal, by key",
+            (None, Mode::Insert, false) => "transactions, insert",
+            (None, Mode::Insert, true) => "transactions, insert with row keys",
+            (None, Mode::Upsert, _) => "transactions, upsert",
+            (None, Mode::UpsertIfNewer, _) => "transactions, upsert-if-newer",
         }
     }
+
+    /// All that `kind` may say.
+    pub(super) const KINDS: [&'static str; 8] = [
+        "transactions, insert",
+        "transactions, insert with row keys",
+        "transactions, upsert",
+        "transactions, upsert-if-newer",
+        "journal, tokens",
+        "journal, few tokens",
+        "journal, row by row",
+        "journal, by key",
+    ];
 
     pub(super) fn crashes(&self) -> u64 {
         self.strikes.iter().filter(|strike| matches!(strike.what, What::Crash { .. })).count() as u64

@@ -1,6 +1,6 @@
 //! Planted faults: each is found, by which invariant, and after how many seeds.
 
-use super::run_seeds;
+use super::{asked_bug, run_seeds};
 use crate::planted::Bug;
 
 /// Seeds that a fault may take.
@@ -21,9 +21,7 @@ fn find_all(bugs: &[Bug], most: u64) -> Vec<Bug> {
     missed
 }
 
-/// With some of them a run may spin until the time is up that a seed has: a minute mostly, and now and then four.
 #[test]
-#[ignore = "a planted fault may make a run spin: see the module, or docs/proof.md"]
 fn model_finds_planted_faults_within_few_seeds() {
     let quick: Vec<Bug> = Bug::ALL.iter().copied().filter(|bug| !bug.is_rare()).collect();
     assert!(quick.len() >= 20, "{quick:?}");
@@ -36,9 +34,9 @@ fn model_finds_planted_faults_within_few_seeds() {
 #[test]
 #[ignore = "takes minutes; prints the table of docs/proof.md"]
 fn model_finds_each_planted_fault() {
-    let only = std::env::var("ONCEGATE_BUG").ok();
-    let asked = |bug: &Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
-    let bugs: Vec<Bug> = Bug::ALL.iter().copied().filter(asked).collect();
+    let only = asked_bug();
+    let bugs: Vec<Bug> =
+        Bug::ALL.iter().copied().filter(|bug| only.is_none_or(|only| only == *bug)).collect();
     let missed = find_all(&bugs, MOST);
     assert!(missed.is_empty(), "not found: {missed:?}");
 }

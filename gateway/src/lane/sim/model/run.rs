@@ -33,14 +33,19 @@ use crate::{
 };
 
 /// How long the run may take to come to rest once nothing is struck any more, ms.
-const REST_MS: u64 = 300_000;
+pub(super) const REST_MS: u64 = 300_000;
+/// How long all of it may take, ms: what waits for ever without its own bound ends there, and not with the machine's patience.
+const RUN_MS: u64 = 1_800_000;
 
 /// Runs a plan on a runtime of its own, on this thread.
 pub(super) fn plan(plan: &Plan) -> (Result<(), Broken>, u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
     let mut faults = 0;
-    let result = runtime.block_on(run(plan, &mut faults));
+    let result = runtime.block_on(async {
+        let over = timeout(Duration::from_millis(RUN_MS), run(plan, &mut faults)).await;
+        over.unwrap_or_else(|_| broken(Invariant::ComesToRest, "the run is not over after half an hour"))
+    });
     drop(runtime);
     (result, faults)
 }
