@@ -28,6 +28,7 @@ pub mod journal;
 pub mod kafka;
 #[cfg(feature = "kafka")]
 pub mod kafka_sink;
+pub mod lineage;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]

@@ -11,7 +11,10 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::value::{BadValue, Value};
+use crate::{
+    lineage::Lineage,
+    value::{BadValue, Value},
+};
 
 /// Names a shard: `http/0`, or `kafka/<cluster id>/<topic id>/<partition>` (P3).
 pub type ShardId = Arc<str>;
@@ -275,6 +278,23 @@ pub struct ShardState {
     pub watermark_ms: i64,
     /// Marks whose newest key is below it are gone, ms; `i64::MIN` if none are.
     pub floor_ms: i64,
+    /// Who wrote its batches.
+    pub lineage: Lineage,
+}
+
+impl ShardState {
+    /// Of a shard that nobody has owned yet.
+    pub fn unowned(shard: &ShardId) -> Self {
+        Self {
+            shard: shard.clone(),
+            epoch: 0,
+            sequence: 0,
+            position: None,
+            watermark_ms: i64::MIN,
+            floor_ms: i64::MIN,
+            lineage: Lineage::default(),
+        }
+    }
 }
 
 /// One mark as the sink kept it.
@@ -445,14 +465,14 @@ pub trait Sink: Send + Sync + fmt::Debug {
 pub trait Session: Send {
     /// Registers the route, first writer wins: answers with the row that is there afterwards.
     async fn register_route(&mut self, proposed: &RouteRow) -> Result<RouteRow, SinkError>;
-    /// Makes a new connection if there is none. Takes `shards` over (epoch + 1 each) and says what the sink knows of them, in the
-    /// order given. Ends a frozen owner that blocks it (P5).
+    /// Makes a new connection if there is none. Takes `shards` over, each under a higher epoch that no history of the sink
+    /// has had, and says what the sink knows of them, in the order given. Ends a frozen owner that blocks it (P5).
     async fn acquire(&mut self, shards: &[ShardId], how: Acquire) -> Result<Vec<ShardState>, SinkError>;
     /// The route's shards whose ids start with `prefix`, ordered by id, as they stand; takes none of them.
     async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError>;
     /// Writes one batch whole: fence, rows, dead letters, marks, in one transaction.
     async fn deliver(&mut self, batch: &Batch<'_>) -> Result<Receipts, SinkError>;
-    /// After `Unknown`: a new connection, epoch + 1, then looks. Answers with the shards' states as re-acquired.
+    /// After `Unknown`: a new connection, higher epochs, then looks. Answers with the shards' states as re-acquired.
     /// `Fenced` if another owner has taken one of the shards meanwhile: it stays with that owner, and nothing was raised; the
     /// other steps can be asked about without it, for a batch is in with all of its shards or not at all.
     async fn resolve(&mut self, steps: &[ShardStep]) -> Result<(Resolution, Vec<ShardState>), SinkError>;

@@ -422,14 +422,7 @@ impl Session for NowhereSession {
         Ok(proposed.clone())
     }
     async fn acquire(&mut self, shards: &[ShardId], _: Acquire) -> Result<Vec<ShardState>, SinkError> {
-        let state = |shard: &ShardId| ShardState {
-            shard: shard.clone(),
-            epoch: 1,
-            sequence: 0,
-            position: None,
-            watermark_ms: i64::MIN,
-            floor_ms: i64::MIN,
-        };
+        let state = |shard: &ShardId| ShardState { epoch: 1, ..ShardState::unowned(shard) };
         Ok(shards.iter().map(state).collect())
     }
     async fn shards(&mut self, _: &str) -> Result<Vec<ShardState>, SinkError> {

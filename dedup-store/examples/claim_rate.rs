@@ -86,6 +86,7 @@ fn run(store: &Store, keys: usize, slots: i64) -> Result<Times, Box<dyn Error>> 
         let checkpoint = Checkpoint {
             shard: "a".into(),
             sequence: sequence as i64,
+            epoch: 1,
             position: None,
             watermark_ms: 0,
             floor_ms: i64::MIN,

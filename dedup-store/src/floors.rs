@@ -13,6 +13,9 @@ pub struct Checkpoint {
     pub shard: Arc<str>,
     /// Of the last batch settled.
     pub sequence: i64,
+    /// Of the owner that wrote that batch; 0 if it is not known. With it the batch is told from one of the same number in another
+    /// history of the shard (P6).
+    pub epoch: i64,
     /// Next source position to read (Kafka); none for HTTP.
     pub position: Option<i64>,
     /// How far the shard's event time has surely come, ms.
@@ -207,8 +210,15 @@ impl Clock {
         shard.seen.at_ms = Some(now_ms);
         let known = &mut shard.checkpoint;
         match given.sequence.cmp(&known.sequence) {
-            Ordering::Greater => (known.sequence, known.position) = (given.sequence, given.position),
-            Ordering::Equal => known.position = known.position.max(given.position),
+            Ordering::Greater => {
+                (known.sequence, known.epoch, known.position) = (given.sequence, given.epoch, given.position);
+            }
+            Ordering::Equal => {
+                known.position = known.position.max(given.position);
+                if known.epoch == 0 {
+                    known.epoch = given.epoch;
+                }
+            }
             Ordering::Less => {}
         }
         known.watermark_ms = known.watermark_ms.max(given.watermark_ms);
@@ -247,7 +257,14 @@ mod tests {
     const SPANS: Spans = Spans { window_ms: 1_000, lateness_ms: 100, idle_after_ms: 50 };
 
     fn checkpoint(shard: &str, sequence: i64, watermark_ms: i64) -> Checkpoint {
-        Checkpoint { shard: shard.into(), sequence, position: None, watermark_ms, floor_ms: i64::MIN }
+        Checkpoint {
+            shard: shard.into(),
+            sequence,
+            epoch: 0,
+            position: None,
+            watermark_ms,
+            floor_ms: i64::MIN,
+        }
     }
 
     /// Time is seen to pass; the watermark at the end.

@@ -34,6 +34,7 @@
 //! let checkpoint = Checkpoint {
 //!     shard: "http/0".into(),
 //!     sequence: 1,
+//!     epoch: 1,
 //!     position: None,
 //!     watermark_ms: event_ms,
 //!     floor_ms: i64::MIN,

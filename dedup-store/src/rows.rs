@@ -118,6 +118,10 @@ impl<'a> Reader<'a> {
         Ok((some != 0).then_some(value))
     }
 
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn end(self) -> Result<(), String> {
         if self.0.is_empty() { Ok(()) } else { Err(format!("row has {} bytes to spare", self.0.len())) }
     }

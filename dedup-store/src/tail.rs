@@ -398,18 +398,24 @@ fn checkpoint_row(checkpoint: &Checkpoint) -> Vec<u8> {
         .option(checkpoint.position)
         .i64(checkpoint.watermark_ms)
         .i64(checkpoint.floor_ms)
+        .i64(checkpoint.epoch)
         .seal()
 }
 
 fn read_checkpoint(row: &[u8]) -> Result<Checkpoint, String> {
     let mut row = Reader::open(row)?;
-    let checkpoint = Checkpoint {
+    let mut checkpoint = Checkpoint {
         shard: row.text()?.into(),
         sequence: row.i64()?,
+        epoch: 0,
         position: row.option()?,
         watermark_ms: row.i64()?,
         floor_ms: row.i64()?,
     };
+    // Earlier builds did not keep it.
+    if !row.is_at_end() {
+        checkpoint.epoch = row.i64()?;
+    }
     row.end()?;
     Ok(checkpoint)
 }

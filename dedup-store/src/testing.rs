@@ -61,6 +61,7 @@ pub(crate) fn checkpoint(shard: &str, sequence: i64, watermark_ms: i64) -> Check
     Checkpoint {
         shard: Arc::from(shard),
         sequence,
+        epoch: sequence + 1_000,
         position: Some(sequence * 10),
         watermark_ms,
         floor_ms: i64::MIN,

@@ -19,7 +19,7 @@ use crate::{
     clock::{ArrivalClock, wall_ms},
     heartbeat::Beating,
     lane::Rules,
-    lane::shard::{Standing, standing},
+    lane::shard::{Last, Standing, standing},
     metrics::RouteMetrics,
 };
 
@@ -66,19 +66,19 @@ pub(crate) enum Sight {
     Needless,
 }
 
-/// A shard whose state in the sink lies behind what is known here.
+/// A shard of which the sink does not hold all that is known here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Behind {
     shard: ShardId,
     /// The last sequence known here.
     known: i64,
-    /// The sink's.
-    sink: i64,
+    /// The last one of these that the sink holds.
+    held: i64,
 }
 
 impl Behind {
-    pub(crate) fn new(shard: ShardId, known: i64, sink: i64) -> Self {
-        Self { shard, known, sink }
+    pub(crate) fn new(shard: ShardId, known: Last, sink: &ShardState) -> Self {
+        Self { shard, known: known.sequence, held: known.held(sink) }
     }
 }
 
@@ -88,6 +88,13 @@ impl Behind {
 pub(crate) async fn shared_floor_ms(session: &mut dyn Session) -> Result<i64, SinkError> {
     let states = session.shards("").await?;
     Ok(states.iter().map(|state| state.floor_ms).max().unwrap_or(i64::MIN))
+}
+
+/// A shard as it stands in the sink, also one that is not there.
+async fn row_of(session: &mut dyn Session, shard: &ShardId) -> Result<ShardState, SinkError> {
+    // Others' names may begin as this one does.
+    let states = session.shards(shard).await?;
+    Ok(states.into_iter().find(|state| state.shard == *shard).unwrap_or_else(|| ShardState::unowned(shard)))
 }
 
 /// Why facts could not be learnt.
@@ -198,9 +205,9 @@ impl Route {
         })
     }
 
-    /// What the store knows of a shard: the last sequence.
-    pub(crate) fn known_sequence(&self, shard: &str) -> i64 {
-        self.store.checkpoint(shard).map_or(0, |checkpoint| checkpoint.sequence)
+    /// The last batch of a shard that the store knows.
+    pub(crate) fn known(&self, shard: &str) -> Last {
+        self.store.checkpoint(shard).map(|checkpoint| Last::from(&checkpoint)).unwrap_or_default()
     }
 
     /// The shards whose state in the sink lies behind what is known here (P6), if any. A lane that compared its own shards alone
@@ -210,13 +217,12 @@ impl Route {
         let known = self.store.checkpoints();
         let states = session.shards("").await?;
         let behind = known.into_iter().filter_map(|checkpoint| {
+            let known = Last::from(&checkpoint);
             let state = states.iter().find(|state| state.shard == checkpoint.shard);
-            let sink = state.map_or(0, |state| state.sequence);
-            (sink < checkpoint.sequence).then_some(Behind {
-                shard: checkpoint.shard,
-                known: checkpoint.sequence,
-                sink,
-            })
+            let gone = || ShardState::unowned(&checkpoint.shard);
+            let state = state.cloned().unwrap_or_else(gone);
+            (standing(known, &state) == Standing::Regressed)
+                .then(|| Behind::new(checkpoint.shard.clone(), known, &state))
         });
         let behind: Vec<Behind> = behind.collect();
         Ok((!behind.is_empty() && !planted!(StoreAheadTaken)).then_some(behind))
@@ -225,10 +231,10 @@ impl Route {
     /// Says what the sink has lost.
     pub(crate) fn report(&self, behind: &[Behind]) {
         self.metrics.sink_regressed();
-        for Behind { shard, known, sink } in behind {
-            error!(route = %self.name, %shard, known, sink,
+        for Behind { shard, known, held } in behind {
+            error!(route = %self.name, %shard, known, held,
                 "the sink went back: batches {} to {known} of the shard are lost there; a relay reads them again, callers of \
-                 the HTTP door have to send them again", sink + 1);
+                 the HTTP door have to send them again", held + 1);
         }
     }
 
@@ -243,21 +249,27 @@ impl Route {
         Ok(())
     }
 
-    /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many, and the last sequence. `seen`: the
-    /// history in which `from` was read.
+    /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many. `seen`: the history in which `from` was
+    /// read. `owned`: its row, if it is owned here, and so does not move meanwhile.
     async fn learn_marks(
         &self,
         beating: &mut Beating<'_>,
         shard: &ShardId,
         from: i64,
         seen: u64,
-    ) -> Result<(u64, i64), LearnError> {
+        owned: Option<&ShardState>,
+    ) -> Result<u64, LearnError> {
         let mut at = from;
         let mut facts = 0;
         loop {
             let marks = beating.session.marks_since(shard, at).await?;
-            let Some(last) = marks.last() else { return Ok((facts, at)) };
+            let Some(last) = marks.last() else { return Ok(facts) };
             at = last.sequence;
+            // Read after the marks, it knows who wrote them.
+            let last = match owned {
+                Some(state) => Last::of(&state.lineage, at),
+                None => Last::of(&row_of(beating.session, shard).await?.lineage, at),
+            };
             let mut blocks =
                 marks.iter().map(|mark| self.unpack(shard, mark)).collect::<Result<Vec<_>, _>>()?;
             if planted!(MarkSkipped) {
@@ -266,7 +278,8 @@ impl Route {
             facts += blocks.iter().map(|block| block.entries.len() as u64).sum::<u64>();
             let checkpoint = Checkpoint {
                 shard: shard.clone(),
-                sequence: at,
+                sequence: last.sequence,
+                epoch: last.epoch,
                 position: None,
                 watermark_ms: i64::MIN,
                 floor_ms: i64::MIN,
@@ -276,15 +289,19 @@ impl Route {
         }
     }
 
-    /// Learns the marks of a shard that is not owned here.
+    /// Learns the marks of a shard that is not owned here. Nothing where the sink does not hold what is known: that is to be seen before
+    /// the next verdict.
     pub(crate) async fn learn_marks_of(
         &self,
         beating: &mut Beating<'_>,
         shard: &ShardId,
     ) -> Result<u64, LearnError> {
         let seen = *self.history.read();
-        let known = self.known_sequence(shard);
-        Ok(self.learn_marks(beating, shard, known, seen).await?.0)
+        let known = self.known(shard);
+        if standing(known, &row_of(beating.session, shard).await?) == Standing::Regressed {
+            return Ok(0);
+        }
+        self.learn_marks(beating, shard, known.sequence, seen, None).await
     }
 
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
@@ -295,10 +312,12 @@ impl Route {
         from: i64,
         seen: u64,
     ) -> Result<u64, LearnError> {
-        let (facts, _) = self.learn_marks(beating, &state.shard, from, seen).await?;
+        let facts = self.learn_marks(beating, &state.shard, from, seen, Some(state)).await?;
+        let Last { sequence, epoch } = Last::of(&state.lineage, state.sequence);
         let checkpoint = Checkpoint {
             shard: state.shard.clone(),
-            sequence: state.sequence,
+            sequence,
+            epoch,
             position: state.position,
             watermark_ms: state.watermark_ms,
             floor_ms: state.floor_ms,
@@ -355,7 +374,7 @@ impl Route {
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
         for ShardState { shard, .. } in beating.session.shards("").await? {
-            facts += self.learn_marks(beating, &shard, 0, history).await?.0;
+            facts += self.learn_marks(beating, &shard, 0, history, None).await?;
         }
         self.learnt.store(history, Ordering::Release);
         warn!(route = %self.name, facts, "the store was discarded and rebuilt from the sink's marks");
@@ -367,10 +386,10 @@ impl Route {
         &self,
         beating: &mut Beating<'_>,
         state: &ShardState,
-        known: i64,
+        known: Last,
         seen: u64,
     ) -> Result<Standing, LearnError> {
-        let standing = match standing(known, state.sequence) {
+        let standing = match standing(known, state) {
             Standing::Regressed if planted!(StoreAheadTaken) => Standing::Level,
             standing => standing,
         };
@@ -382,8 +401,8 @@ impl Route {
                 }
             }
             Standing::SinkAhead => {
-                let facts = self.learn(beating, state, known, seen).await?;
-                info!(route = %self.name, shard = %state.shard, from = known, to = state.sequence, facts,
+                let facts = self.learn(beating, state, known.sequence, seen).await?;
+                info!(route = %self.name, shard = %state.shard, from = known.sequence, to = state.sequence, facts,
                       "learnt facts from the sink's marks");
             }
             Standing::Regressed => {}
@@ -457,6 +476,7 @@ mod tests {
         let checkpoint = |sequence| Checkpoint {
             shard: "a".into(),
             sequence,
+            epoch: 0,
             position: None,
             watermark_ms: 1_000,
             floor_ms: i64::MIN,
@@ -471,7 +491,7 @@ mod tests {
         assert!(matches!(route.settle_learnt(seen, checkpoint(4), &[]), Err(LearnError::Rebuilt)));
         assert_eq!(route.store.checkpoint("a"), None);
         route.settle_learnt(seen + 1, checkpoint(5), &[]).unwrap();
-        assert_eq!(route.known_sequence("a"), 5);
+        assert_eq!(route.known("a").sequence, 5);
     }
 
     /// One worker, and a store that waits until another task has run.

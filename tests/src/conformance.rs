@@ -93,6 +93,7 @@ macro_rules! book_conformance_cases {
         $each! {
             $target;
             ownership::p3_acquire_raises_the_epoch_and_tells_all,
+            ownership::p6_no_epoch_comes_again,
             ownership::p3_a_live_owner_is_not_disturbed,
             ownership::p3_all_shards_of_a_route_are_found,
             ownership::p1_the_first_writer_names_the_route,

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{Books, Cells, first, worker::Fault};
-use crate::sink::{Acquire, Mark, Resolution, RouteRow, ShardId, ShardState, ShardStep, SinkError};
+use crate::{
+    lineage::{Lineage, applied, epoch_above},
+    sink::{Acquire, Mark, Resolution, RouteRow, ShardId, ShardState, ShardStep, SinkError},
+};
 
 /// P4: each shard moves from sequence n - 1 to n under our epoch, or nothing happens.
 pub(crate) fn fence(books: &dyn Books, route: &str, steps: &[ShardStep]) -> Result<(), Fault> {
@@ -179,7 +182,7 @@ pub(super) fn acquire(
     shards.iter().map(|shard| raise(books, route, owner, shard, 0)).collect()
 }
 
-/// Takes the shard over: its epoch rises by one, from `least` at least.
+/// Takes the shard over: its epoch rises, from `least` at least.
 fn raise(
     books: &dyn Books,
     route: &str,
@@ -188,32 +191,34 @@ fn raise(
     least: i64,
 ) -> Result<ShardState, Fault> {
     let doing = "acquiring shards";
-    let params = [route.into(), (&**shard).into(), owner.into(), least.into()];
-    let update = format!(
-        "UPDATE oncegate_shards SET epoch = CASE WHEN epoch > ?4 THEN epoch ELSE ?4 END + 1, owner = ?3, heartbeat_ms = {}
-         WHERE route = ?1 AND shard = ?2",
-        books.now_ms()
-    );
-    if books.run(doing, &update, &params)? == 0 {
+    let query = format!("SELECT {STATE} FROM oncegate_shards WHERE route = ?1 AND shard = ?2");
+    let known = first(books, doing, &query, &[route.into(), (&**shard).into()])?.map(state);
+    let text = match known {
+        Some(_) => format!(
+            "UPDATE oncegate_shards SET epoch = ?3, lineage = ?4, owner = ?5, heartbeat_ms = {}
+             WHERE route = ?1 AND shard = ?2",
+            books.now_ms()
+        ),
         // Written out: the smallest integer has no literal of its own.
-        let insert = format!(
-            "INSERT INTO oncegate_shards (route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms)
-             VALUES (?1, ?2, ?4 + 1, 0, NULL, {min}, {min}, ?3, {now})",
+        None => format!(
+            "INSERT INTO oncegate_shards
+             (route, shard, epoch, lineage, owner, sequence, position, watermark_ms, floor_ms, heartbeat_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5, 0, NULL, {min}, {min}, {now})",
             min = "-9223372036854775807 - 1",
             now = books.now_ms()
-        );
-        books.run(doing, &insert, &params)?;
-    }
-    let query = format!("SELECT {STATE} FROM oncegate_shards WHERE route = ?1 AND shard = ?2");
-    let row = first(books, doing, &query, &params[..2])?.ok_or_else(|| SinkError::NotApplied {
-        reason: format!("{doing}: shard {shard} is gone again from oncegate_shards"),
-        retry: true,
-    })?;
-    Ok(state(row))
+        ),
+    };
+    let mut state = known.unwrap_or_else(|| ShardState::unowned(shard));
+    state.epoch = epoch_above(state.epoch.max(least));
+    state.lineage.taken(state.sequence, state.epoch);
+    let lineage = state.lineage.to_string();
+    let params = [route.into(), (&**shard).into(), state.epoch.into(), lineage.as_str().into(), owner.into()];
+    books.run(doing, &text, &params)?;
+    Ok(state)
 }
 
 /// The columns of a [`ShardState`].
-const STATE: &str = "shard, epoch, sequence, position, watermark_ms, floor_ms";
+pub(crate) const STATE: &str = "shard, epoch, sequence, position, watermark_ms, floor_ms, lineage";
 
 fn state(row: Vec<super::Cell>) -> ShardState {
     let mut row = Cells::of(row);
@@ -224,6 +229,7 @@ fn state(row: Vec<super::Cell>) -> ShardState {
         position: row.optional(),
         watermark_ms: row.integer(),
         floor_ms: row.integer(),
+        lineage: Lineage::read(&row.text()),
     }
 }
 
@@ -260,16 +266,8 @@ pub(super) fn resolve(
         raised.lock().insert(step.shard.clone(), state.epoch);
         states.push(state);
     }
-    let applied = steps.iter().zip(&states).filter(|(step, state)| state.sequence >= step.sequence).count();
-    if applied == 0 {
+    if !applied(steps, &states)? {
         return Ok((Resolution::NotApplied, states));
-    }
-    if applied < steps.len() {
-        let reason = format!(
-            "{applied} of {} shards of one batch have moved: oncegate_shards was changed by hand",
-            steps.len()
-        );
-        return Err(SinkError::Unknown { reason }.into());
     }
     let mut marks = Vec::new();
     for (index, step) in steps.iter().enumerate() {

@@ -17,7 +17,7 @@ pub(super) const TABLES: [(&str, &str); 5] = [
     ("oncegate_routes", "name, route_id, key_spec_id, algorithm, secret"),
     (
         "oncegate_shards",
-        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions, source",
+        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions, source, lineage",
     ),
     ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, count, block"),
     (
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS oncegate_routes (
 CREATE TABLE IF NOT EXISTS oncegate_shards (
     route VARCHAR, shard VARCHAR, epoch BIGINT NOT NULL, sequence BIGINT NOT NULL, position BIGINT,
     watermark_ms BIGINT NOT NULL, floor_ms BIGINT NOT NULL, owner VARCHAR NOT NULL, heartbeat_ms BIGINT NOT NULL,
-    partitions BIGINT, source VARCHAR, PRIMARY KEY (route, shard)
+    partitions BIGINT, source VARCHAR, lineage VARCHAR, PRIMARY KEY (route, shard)
 );
 CREATE TABLE IF NOT EXISTS oncegate_marks (
     route VARCHAR, shard VARCHAR, sequence BIGINT, epoch BIGINT NOT NULL, min_ms BIGINT NOT NULL,

@@ -344,9 +344,9 @@ async fn p4_another_owner_fences_and_names_itself() {
     bed.deliver(&[(Write, &["1"])]).await.unwrap();
     let mut other = DuckdbSink::new(bed.config.clone()).session("r", "other");
     let state = other.acquire(&[SHARD.into()], Acquire::Force).await.unwrap();
-    assert_eq!((state[0].epoch, state[0].sequence), (2, 1));
+    assert_eq!((state[0].epoch > bed.epoch, state[0].sequence), (true, 1));
     let error = bed.deliver(&[(Write, &["2"])]).await.unwrap_err();
-    assert!(matches!(&error, SinkError::Fenced { owner, epoch: 2, .. } if owner == "other"), "{error}");
+    assert!(matches!(&error, SinkError::Fenced { owner, .. } if owner == "other"), "{error}");
     assert_eq!(bed.sql::<i64>("SELECT count(*) FROM t"), 1);
 }
 
@@ -395,8 +395,7 @@ async fn rule3_a_table_that_changed_is_no_bad_row() {
         bed.deliver(&[(Write, &["1", "null"])]).await.unwrap();
         bed.execute("ALTER TABLE t RENAME COLUMN s TO z");
         let changed = bed.session.acquire(&[SHARD.into()], Acquire::Force).await;
-        assert!(changed.is_ok(), "the connection is the same: {changed:?}");
-        bed.epoch += 1;
+        bed.epoch = changed.expect("the connection is the same")[0].epoch;
         if row_key.is_empty() {
             // An appender goes by the columns' places.
             continue;

@@ -9,6 +9,7 @@ use crate::{
         shards::{missed, shard_row},
         worker::Fault,
     },
+    lineage::Lineage,
     sink::{ShardState, ShardStep, SinkError},
     sqlite::{
         deliver::{begin, commit},
@@ -129,6 +130,7 @@ pub(super) fn settle(
                 );
                 return Err(SinkError::Unknown { reason }.into());
             }
+            keep_writer(&transaction, route, step)?;
         }
         if !planted!(MarksLeftOut) {
             write_finish(&transaction, route, &batch.steps, &batch.finish)?;
@@ -140,6 +142,22 @@ pub(super) fn settle(
     commit(transaction)
 }
 
+/// A shard that was taken over since the batch was journaled says that it is of the owner that did so.
+fn keep_writer(transaction: &rusqlite::Transaction<'_>, route: &str, step: &ShardStep) -> Result<(), Fault> {
+    let doing = |error: rusqlite::Error| schema::fault("settling a batch", &error);
+    let of = params![route, &*step.shard];
+    let query = "SELECT lineage FROM oncegate_shards WHERE route = ?1 AND shard = ?2";
+    let kept: Option<String> = transaction.query_row(query, of, |row| row.get(0)).map_err(doing)?;
+    let mut lineage = Lineage::read(&kept.unwrap_or_default());
+    if lineage.has(step.sequence, step.epoch) {
+        return Ok(());
+    }
+    lineage.written(step.sequence, step.epoch);
+    let update = "UPDATE oncegate_shards SET lineage = ?3 WHERE route = ?1 AND shard = ?2";
+    let params = params![route, &*step.shard, lineage.to_string()];
+    transaction.execute(update, params).map(drop).map_err(doing)
+}
+
 /// The shard as it stands after a batch was settled; `Fenced` if another has taken it since.
 pub(super) fn stand_now(
     connection: &Connection,
@@ -148,7 +166,7 @@ pub(super) fn stand_now(
 ) -> Result<ShardState, Fault> {
     let now = connection
         .query_row(
-            "SELECT sequence, position, watermark_ms, floor_ms FROM oncegate_shards
+            "SELECT sequence, position, watermark_ms, floor_ms, lineage FROM oncegate_shards
              WHERE route = ?1 AND shard = ?2 AND epoch = ?3",
             params![route, &*state.shard, state.epoch],
             |row| {
@@ -159,6 +177,7 @@ pub(super) fn stand_now(
                     position: row.get(1)?,
                     watermark_ms: row.get(2)?,
                     floor_ms: row.get(3)?,
+                    lineage: Lineage::read(&row.get::<_, Option<String>>(4)?.unwrap_or_default()),
                 })
             },
         )

@@ -104,6 +104,7 @@ impl ShardState {
             position: state.position,
             watermark_ms: state.watermark_ms,
             floor_ms: state.floor_ms,
+            lineage: state.lineage.clone(),
         }
     }
 }

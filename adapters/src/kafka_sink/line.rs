@@ -3,7 +3,10 @@
 //! A line's key is its shard; its headers are texts, so that any tool can show them; its value is a mark's packed keys. Every line says
 //! how the whole shard stood after it: the newest valid one is the shard row (P3).
 
-use crate::sink::{RouteRow, ShardId};
+use crate::{
+    lineage::Lineage,
+    sink::{RouteRow, ShardId},
+};
 
 /// Bytes of a packed block in one record: below the least `max.message.bytes` that brokers come with. Larger blocks go in parts.
 pub(super) const PART_BYTES: usize = 512 << 10;
@@ -76,6 +79,8 @@ pub(super) struct State {
     pub(super) writer: String,
     /// The consumer group whose generation fences the owner's batches, if one does (KIP-447).
     pub(super) group: Option<String>,
+    /// Who wrote its batches.
+    pub(super) lineage: Lineage,
 }
 
 impl State {
@@ -92,6 +97,7 @@ impl State {
             owner: String::new(),
             writer: String::new(),
             group: None,
+            lineage: Lineage::default(),
         }
     }
 }
@@ -131,6 +137,9 @@ impl Line {
         headers.extend(state.partitions.map(|count| ("partitions", count.to_string())));
         headers.extend(state.source.clone().map(|source| ("source", source)));
         headers.extend(state.group.clone().map(|group| ("group", group)));
+        if state.lineage != Lineage::default() {
+            headers.push(("lineage", state.lineage.to_string()));
+        }
         if let Kind::Claim { after } = kind {
             headers.push(("after", after.to_string()));
         }
@@ -171,6 +180,7 @@ impl Line {
                 "owner" => state.owner = text.to_owned(),
                 "writer" => state.writer = text.to_owned(),
                 "group" => state.group = Some(text.to_owned()),
+                "lineage" => state.lineage = Lineage::read(text),
                 "after" => after = number()?,
                 "count" => line.keys.count = number()?,
                 "min-ms" => line.keys.min_ms = number()?,
@@ -234,6 +244,7 @@ mod tests {
             owner: "a, b".to_owned(),
             writer: "é".to_owned(),
             group: Some("g".to_owned()),
+            lineage: Lineage::read("0:2 5:7"),
         };
         let shard: ShardId = "kafka/c/t/0".into();
         for (_, kind) in WORDS {
@@ -287,6 +298,7 @@ mod tests {
             owner: "host-1".to_owned(),
             writer: "oncegate/orders/host-1/0".to_owned(),
             group: Some("g".to_owned()),
+            lineage: Lineage::default(),
         };
         assert_eq!((line.kind, &line.state), (Kind::Mark, &state));
         assert_eq!(line.keys, Keys { count: 2, min_ms: -5, max_ms: 5 });
@@ -294,6 +306,10 @@ mod tests {
         line.state.source = Some("topic id".to_owned());
         let mut with_source = earlier;
         with_source.insert(10, ("source", "topic id".to_owned()));
+        assert_eq!(line.headers("orders"), with_source);
+        assert_eq!(of(&with_source), line);
+        line.state.lineage = Lineage::read("0:1 40:3");
+        with_source.insert(12, ("lineage", "0:1 40:3".to_owned()));
         assert_eq!(line.headers("orders"), with_source);
         assert_eq!(of(&with_source), line);
         let renew = [("kind", "renew"), ("route", "orders"), ("epoch", "3"), ("source", "another")]

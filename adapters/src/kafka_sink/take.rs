@@ -18,7 +18,10 @@ use super::{
     line::{Kind, Line, State},
     writer::{Broken, fence},
 };
-use crate::sink::{Acquire, Mark, Resolution, ShardId, ShardState, ShardStep, SinkError};
+use crate::{
+    lineage::{applied, epoch_above},
+    sink::{Acquire, Mark, Resolution, ShardId, ShardState, ShardStep, SinkError},
+};
 
 /// Attempts to take shards over from others who take them too.
 const ATTEMPTS: usize = 50;
@@ -214,8 +217,12 @@ impl Desk {
         let claim = |((shard, home), known): ((&ShardId, &i32), &Option<Shard>)| {
             let before = known.as_ref().map_or_else(State::unowned, |known| known.state.clone());
             let after = before.epoch;
+            let epoch = epoch_above(after.max(least.get(shard).copied().unwrap_or(0)));
+            let mut lineage = before.lineage.clone();
+            lineage.taken(before.sequence, epoch);
             let state = State {
-                epoch: after.max(least.get(shard).copied().unwrap_or(0)) + 1,
+                epoch,
+                lineage,
                 owner: self.place.owner.to_string(),
                 writer: self.place.id.clone(),
                 group: self.group_of(shard),
@@ -269,16 +276,8 @@ impl Desk {
         for state in &states {
             self.raised.insert(state.shard.clone(), state.epoch);
         }
-        let applied =
-            steps.iter().zip(&states).filter(|(step, state)| state.sequence >= step.sequence).count();
-        let resolution = if applied == 0 {
+        let resolution = if !applied(steps, &states)? {
             Resolution::NotApplied
-        } else if applied < steps.len() {
-            let reason = format!(
-                "{applied} of {} shards of one batch have moved: lines of the marks topic are lost",
-                steps.len()
-            );
-            return Err(SinkError::Unknown { reason });
         } else {
             let mut marks: Vec<(usize, Mark)> = Vec::new();
             for (index, step) in steps.iter().enumerate() {

@@ -12,7 +12,10 @@ use super::{
     params,
     session::{Fault, Link, PostgresSession, again, bounded, late, not_applied, roll_back},
 };
-use crate::sink::{Acquire, ShardId, ShardState, SinkError};
+use crate::{
+    lineage::{Lineage, epoch_rise},
+    sink::{Acquire, ShardId, ShardState, SinkError},
+};
 
 /// How often `acquire` ends blockers before it gives up.
 const ACQUIRE_ROUNDS: u32 = 5;
@@ -48,10 +51,10 @@ impl PostgresSession {
         };
         let text = format!(
             "INSERT INTO {} AS s (route, shard, epoch, sequence, sequence_epoch, position, watermark_ms, floor_ms, owner, heartbeat) \
-             SELECT $1, u.shard, 1, 0, 0, NULL, {min}, {min}, $3, clock_timestamp() + 0 * $4 * interval '1 millisecond' \
+             SELECT $1, u.shard, $5, 0, 0, NULL, {min}, {min}, $3, clock_timestamp() + 0 * $4 * interval '1 millisecond' \
              FROM unnest($2) AS u(shard) ORDER BY u.shard COLLATE \"C\" \
-             ON CONFLICT (route, shard) DO UPDATE SET epoch = s.epoch + 1, owner = excluded.owner, heartbeat = excluded.heartbeat{free} \
-             RETURNING s.shard, s.epoch, s.sequence, s.position, s.watermark_ms, s.floor_ms",
+             ON CONFLICT (route, shard) DO UPDATE SET epoch = s.epoch + excluded.epoch, owner = excluded.owner, heartbeat = excluded.heartbeat{free} \
+             RETURNING {STATE}",
             self.shared.tables.shards,
             min = "'-9223372036854775808'::bigint",
         );
@@ -60,13 +63,19 @@ impl PostgresSession {
             Acquire::IfFree { stale_after_ms } => *stale_after_ms,
         };
         let names = params::texts(shards.iter().map(|shard| &**shard));
-        let (route, owner, stale_after) =
-            (params::text(&self.route), params::text(&self.owner), params::integer(stale_after));
-        let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+        let rise = epoch_rise();
+        let (route, owner, stale_after, by) = (
+            params::text(&self.route),
+            params::text(&self.owner),
+            params::integer(stale_after),
+            params::integer(rise),
+        );
+        let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
             (&route, Type::TEXT),
             (&names, Type::TEXT_ARRAY),
             (&owner, Type::TEXT),
             (&stale_after, Type::INT8),
+            (&by, Type::INT8),
         ];
         let raising = client.query_typed(&text, &parameters);
         let rows = self.ending_blockers(pid, raising).await?;
@@ -81,7 +90,7 @@ impl PostgresSession {
             rows.iter().map(state).map(|state| (state.shard.to_string(), state)).collect();
         if let Some(held) = held {
             let lost = shards.iter().zip(held).any(|(shard, held)| {
-                states.get(&**shard).is_some_and(|state| state.epoch > self.ours(shard, *held) + 1)
+                states.get(&**shard).is_some_and(|state| state.epoch - rise > self.ours(shard, *held))
             });
             if lost {
                 client.batch_execute("ROLLBACK").await?;
@@ -90,6 +99,10 @@ impl PostgresSession {
             }
             self.raised.extend(states.values().map(|state| (state.shard.clone(), state.epoch)));
         }
+        for state in states.values_mut() {
+            state.lineage.taken(state.sequence, state.epoch);
+        }
+        self.keep_lineages(client, states.values()).await?;
         client.batch_execute("COMMIT").await?;
         link.acquired = true;
         shards
@@ -100,6 +113,22 @@ impl PostgresSession {
                     .ok_or_else(|| Fault::Sink(again(format!("shard {shard} was asked for twice"))))
             })
             .collect()
+    }
+
+    /// In the transaction that has raised the epochs.
+    async fn keep_lineages(
+        &self,
+        client: &Client,
+        states: impl Iterator<Item = &ShardState>,
+    ) -> Result<(), tokio_postgres::Error> {
+        let (shards, lineages): (Vec<&str>, Vec<String>) =
+            states.map(|state| (&*state.shard, state.lineage.to_string())).unzip();
+        let update = format!(
+            "UPDATE {} AS s SET lineage = l.lineage FROM unnest($2::text[], $3::text[]) AS l(shard, lineage) \
+             WHERE s.route = $1 AND s.shard = l.shard",
+            self.shared.tables.shards
+        );
+        client.execute(&update, &[&self.route, &shards, &lineages]).await.map(drop)
     }
 
     /// Acquires on the connection there is, or a new one; `held` as in [`Self::take_over`].
@@ -223,6 +252,10 @@ fn stale_after_of(how: &Acquire) -> i64 {
     }
 }
 
+/// The columns of a [`ShardState`], of a shard row `s`.
+pub(super) const STATE: &str =
+    "s.shard, s.epoch, s.sequence, s.position, s.watermark_ms, s.floor_ms, s.lineage";
+
 pub(super) fn state(row: &Answer) -> ShardState {
     ShardState {
         shard: row.get::<_, &str>(0).into(),
@@ -231,5 +264,6 @@ pub(super) fn state(row: &Answer) -> ShardState {
         position: row.get(3),
         watermark_ms: row.get(4),
         floor_ms: row.get(5),
+        lineage: row.get::<_, Option<&str>>(6).map(Lineage::read).unwrap_or_default(),
     }
 }

@@ -146,9 +146,9 @@ impl Probe<'_> {
                      WHERE n.nspname = $1 AND c.relname = ANY($2) AND c.relkind IN ('r', 'p')";
         let names: Vec<&str> = Tables::BOOKKEEPING.to_vec();
         let count: i64 = self.client.query_one(query, &[&schema, &names]).await?.get(0);
-        let query = "SELECT 2 = (SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n \
+        let query = "SELECT 3 = (SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n \
                      ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'oncegate_shards' \
-                     AND a.attname IN ('partitions', 'source') AND NOT a.attisdropped)";
+                     AND a.attname IN ('partitions', 'source', 'lineage') AND NOT a.attisdropped)";
         let whole: bool = self.client.query_one(query, &[&schema]).await?.get(0);
         if count < names.len() as i64 || !whole {
             let ddl = tables.ddl();

@@ -4,18 +4,21 @@ use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio_postgres::{Client, Statement, types::Type};
+use tokio_postgres::{Client, Row as Answer, Statement, types::Type};
 
 use super::{
     Shared,
-    acquire::state,
+    acquire::{STATE, state},
     connect::{Class, application_name, cause, classify, refusal},
     deliver::Pace,
     tables::Tables,
 };
-use crate::sink::{
-    Acquire, Batch, Life, Mark, Pulse, Receipts, Resolution, RouteRow, Session, ShardId, ShardState,
-    ShardStep, SinkError,
+use crate::{
+    lineage::applied,
+    sink::{
+        Acquire, Batch, Life, Mark, Pulse, Receipts, Resolution, RouteRow, Session, ShardId, ShardState,
+        ShardStep, SinkError,
+    },
 };
 
 /// Marks deleted by one `expire_marks`.
@@ -241,28 +244,22 @@ impl PostgresSession {
         client: &Client,
         steps: &[ShardStep],
         states: &[ShardState],
-        writers: &[i64],
     ) -> Result<Resolution, Fault> {
+        if !applied(steps, states).map_err(Fault::Sink)? {
+            return Ok(Resolution::NotApplied);
+        }
         let query = format!(
-            "SELECT block FROM {} WHERE route = $1 AND shard = $2 AND sequence = $3 AND epoch = $4",
+            "SELECT block FROM {} WHERE route = $1 AND shard = $2 AND sequence = $3",
             self.shared.tables.marks
         );
         let mut marks = Vec::new();
-        let mut applied = false;
         for (index, step) in steps.iter().enumerate() {
+            let row = client.query_opt(&query, &[&self.route, &&*step.shard, &step.sequence]).await?;
             let mark =
-                client.query_opt(&query, &[&self.route, &&*step.shard, &step.sequence, &step.epoch]).await?;
-            if let Some(row) = mark {
-                applied = true;
-                marks.push((
-                    index,
-                    Mark { sequence: step.sequence, block: Bytes::copy_from_slice(row.get(0)) },
-                ));
-            }
-            // Another owner may have written a batch of the same number since: then the epochs differ.
-            applied |= states[index].sequence == step.sequence && writers[index] == step.epoch;
+                |row: Answer| Mark { sequence: step.sequence, block: Bytes::copy_from_slice(row.get(0)) };
+            marks.extend(row.map(|row| (index, mark(row))));
         }
-        Ok(if applied { Resolution::Applied(marks) } else { Resolution::NotApplied })
+        Ok(Resolution::Applied(marks))
     }
 }
 
@@ -382,8 +379,7 @@ impl Session for PostgresSession {
     async fn shards(&mut self, prefix: &str) -> Result<Vec<ShardState>, SinkError> {
         let link = self.connect().await?;
         let query = format!(
-            "SELECT shard, epoch, sequence, position, watermark_ms, floor_ms FROM {} \
-             WHERE route = $1 AND starts_with(shard, $2) ORDER BY shard",
+            "SELECT {STATE} FROM {} AS s WHERE s.route = $1 AND starts_with(s.shard, $2) ORDER BY s.shard",
             self.shared.tables.shards
         );
         let result = bounded(self.limit(), async {
@@ -405,18 +401,7 @@ impl Session for PostgresSession {
         let held: Vec<i64> = steps.iter().map(|step| step.epoch).collect();
         let states = self.acquire_from(&shards, &Acquire::Force, Some(&held)).await.map_err(still_unknown)?;
         let link = self.acquired().map_err(still_unknown)?;
-        let query = format!(
-            "SELECT sequence_epoch FROM {} WHERE route = $1 AND shard = $2",
-            self.shared.tables.shards
-        );
-        let look = async {
-            let mut writers = Vec::with_capacity(steps.len());
-            for step in steps {
-                let row = link.client.query_one(&query, &[&self.route, &&*step.shard]).await?;
-                writers.push(row.get::<_, i64>(0));
-            }
-            self.landed(&link.client, steps, &states, &writers).await
-        };
+        let look = self.landed(&link.client, steps, &states);
         // Still unknown if the look fails: the caller asks again.
         match bounded(self.limit(), look).await {
             Ok(resolution) => {

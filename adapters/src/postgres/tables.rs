@@ -65,9 +65,10 @@ impl Tables {
 CREATE TABLE IF NOT EXISTS {shards} (
   route text COLLATE "C" NOT NULL, shard text COLLATE "C" NOT NULL, epoch bigint NOT NULL, sequence bigint NOT NULL,
   sequence_epoch bigint NOT NULL, position bigint, watermark_ms bigint NOT NULL, floor_ms bigint NOT NULL, owner text NOT NULL,
-  heartbeat timestamptz NOT NULL, partitions bigint, source text, PRIMARY KEY (route, shard)) WITH (fillfactor = 40);
+  heartbeat timestamptz NOT NULL, partitions bigint, source text, lineage text, PRIMARY KEY (route, shard)) WITH (fillfactor = 40);
 ALTER TABLE {shards} ADD COLUMN IF NOT EXISTS partitions bigint;
 ALTER TABLE {shards} ADD COLUMN IF NOT EXISTS source text;
+ALTER TABLE {shards} ADD COLUMN IF NOT EXISTS lineage text;
 CREATE TABLE IF NOT EXISTS {marks} (
   route text COLLATE "C" NOT NULL, shard text COLLATE "C" NOT NULL, sequence bigint NOT NULL, epoch bigint NOT NULL,
   min_ms bigint NOT NULL, max_ms bigint NOT NULL, count integer NOT NULL, block bytea NOT NULL, UNIQUE (route, shard, sequence));

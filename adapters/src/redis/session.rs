@@ -13,9 +13,12 @@ use super::{
     reply::{self, Names},
     script::{Call, Script},
 };
-use crate::sink::{
-    Acquire, Batch, Life, Mark, Receipts, Resolution, RouteRow, Session, ShardId, ShardState, ShardStep,
-    SinkError,
+use crate::{
+    lineage::{Lineage, applied, epoch_rise},
+    sink::{
+        Acquire, Batch, Life, Mark, Receipts, Resolution, RouteRow, Session, ShardId, ShardState, ShardStep,
+        SinkError,
+    },
 };
 
 /// Bytes of blocks in one page of marks.
@@ -165,7 +168,8 @@ impl RedisSession {
             Acquire::IfFree { stale_after_ms } => stale_after_ms.to_string(),
         };
         call.number(shards.len()).arg(self.owner.as_str()).arg(stale);
-        call.arg(if held.is_some() { "resolve" } else { "" });
+        let rise = epoch_rise();
+        call.arg(if held.is_some() { "resolve" } else { "" }).number(rise).number(Lineage::MOST);
         for (index, shard) in shards.iter().enumerate() {
             let step = held.and_then(|steps| steps.get(index));
             let epoch = step.map_or(0, |step| step.epoch);
@@ -174,7 +178,7 @@ impl RedisSession {
             call.arg(&**shard).number(epoch).number(ours).number(step.map_or(0, |step| step.sequence));
             if held.is_some() {
                 // What it may raise to without our hearing of it.
-                self.raised.insert(shard.clone(), ours + 1);
+                self.raised.insert(shard.clone(), ours + rise);
             }
         }
         link.acquired = false;
@@ -186,7 +190,7 @@ impl RedisSession {
                 for (row, shard) in rows.zip(shards) {
                     let row = reply::list(row)?;
                     taken.0.push(state(row, shard.clone())?);
-                    let block = row.get(5).map(reply::maybe).transpose()?.flatten();
+                    let block = row.get(6).map(reply::maybe).transpose()?.flatten();
                     taken.1.push(block.map(Bytes::copy_from_slice));
                 }
                 Ok(taken)
@@ -255,7 +259,7 @@ pub(super) fn refusal_of(reply: &Value, names: &Names<'_>) -> Result<Option<Sink
     }
 }
 
-/// How a shard stands: epoch, sequence, position, watermark, floor.
+/// How a shard stands: epoch, sequence, position, watermark, floor, lineage.
 fn state(row: &[Value], shard: ShardId) -> Result<ShardState, Fault> {
     Ok(ShardState {
         shard,
@@ -264,7 +268,14 @@ fn state(row: &[Value], shard: ShardId) -> Result<ShardState, Fault> {
         position: reply::maybe_number(row, 2)?,
         watermark_ms: reply::number(row, 3)?,
         floor_ms: reply::number(row, 4)?,
+        lineage: lineage(row.get(5))?,
     })
+}
+
+/// None is kept of a shard that was last taken over by an earlier build.
+fn lineage(cell: Option<&Value>) -> Result<Lineage, Fault> {
+    let text = cell.map(reply::maybe).transpose()?.flatten().unwrap_or_default();
+    Ok(Lineage::read(&String::from_utf8_lossy(text)))
 }
 
 /// With an empty value each.
@@ -308,7 +319,7 @@ impl Session for RedisSession {
             .run(link, Script::Shards, &call, &|_| String::new(), |reply| {
                 let row = |row: &Value| {
                     let row = reply::list(row)?;
-                    state(row, reply::text(row, 5)?.into())
+                    state(row, reply::text(row, 6)?.into())
                 };
                 reply::list(reply)?.iter().map(row).collect::<Result<Vec<_>, _>>()
             })
@@ -328,17 +339,8 @@ impl Session for RedisSession {
         let (states, blocks) =
             self.take(&shards, &Acquire::Force, Some(steps)).await.map_err(still_unknown)?;
         self.raised.clear();
-        let applied =
-            steps.iter().zip(&states).filter(|(step, state)| state.sequence >= step.sequence).count();
-        if applied == 0 {
+        if !applied(steps, &states)? {
             return Ok((Resolution::NotApplied, states));
-        }
-        if applied < steps.len() {
-            let reason = format!(
-                "{applied} of {} shards of one batch have moved: their keys were changed by hand",
-                steps.len()
-            );
-            return Err(SinkError::Unknown { reason });
         }
         let mark = |((index, step), block): ((usize, &ShardStep), Option<Bytes>)| {
             Some((index, Mark { sequence: step.sequence, block: block? }))

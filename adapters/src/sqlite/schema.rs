@@ -12,7 +12,7 @@ pub(super) const TABLES: [(&str, &str); 5] = [
     ("oncegate_routes", "name, route_id, key_spec_id, algorithm, secret"),
     (
         "oncegate_shards",
-        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions, source",
+        "route, shard, epoch, sequence, position, watermark_ms, floor_ms, owner, heartbeat_ms, partitions, source, lineage",
     ),
     ("oncegate_marks", "route, shard, sequence, epoch, min_ms, max_ms, count, block"),
     (
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS oncegate_routes (
 CREATE TABLE IF NOT EXISTS oncegate_shards (
     route TEXT NOT NULL, shard TEXT NOT NULL, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL, position INTEGER,
     watermark_ms INTEGER NOT NULL, floor_ms INTEGER NOT NULL, owner TEXT NOT NULL, heartbeat_ms INTEGER NOT NULL,
-    partitions INTEGER, source TEXT, PRIMARY KEY (route, shard)
+    partitions INTEGER, source TEXT, lineage TEXT, PRIMARY KEY (route, shard)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS oncegate_marks (
     route TEXT NOT NULL, shard TEXT NOT NULL, sequence INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -125,7 +125,7 @@ fn add_later_columns(connection: &mut Connection) -> rusqlite::Result<()> {
             |row| row.get::<_, bool>(0),
         )
     };
-    for (column, kind) in [("partitions", "INTEGER"), ("source", "TEXT")] {
+    for (column, kind) in [("partitions", "INTEGER"), ("source", "TEXT"), ("lineage", "TEXT")] {
         if lacks(connection, column)? {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             if lacks(&transaction, column)? {

@@ -58,6 +58,7 @@ fn checkpoint(lane: u32, sequence: i64, watermark_ms: i64) -> Checkpoint {
     Checkpoint {
         shard: format!("http/{lane}").into(),
         sequence,
+        epoch: 1,
         position: None,
         watermark_ms,
         floor_ms: i64::MIN,

@@ -89,6 +89,7 @@ impl World {
         Checkpoint {
             shard: shard.into(),
             sequence: row.sequence,
+            epoch: 0,
             position: None,
             watermark_ms: row.watermark_ms,
             floor_ms: row.floor_ms,

@@ -418,7 +418,7 @@ impl Opening<'_> {
         }
         let history = *self.route.history.read();
         for state in &states {
-            let known = self.route.known_sequence(&state.shard);
+            let known = self.route.known(&state.shard);
             self.route.catch_up(&mut beating, state, known, history).await?;
         }
         // A key that came through a relay must be known to callers too.

@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 use super::{
     AssignedShard, FromLane, Wanted,
     run::{CALL_SLOT, Flight, InFlight, Lane},
-    shard::{OwnedShard, Standing},
+    shard::{Last, OwnedShard, Standing},
 };
 use crate::{
     clock::wall_ms,
@@ -127,17 +127,17 @@ impl Lane {
         }
         'again: loop {
             for (slot, state) in &taken {
-                let mine = self.slots.get(slot).map(|shard| shard.sequence);
+                let mine = self.slots.get(slot).map(|shard| shard.last);
                 let known = match mine {
-                    Some(sequence) if !rewind_all => sequence,
-                    _ => self.route.known_sequence(&state.shard),
+                    Some(last) if !rewind_all => last,
+                    _ => self.route.known(&state.shard),
                 };
                 let standing = route.catch_up(&mut self.beating(&owned), state, known, history).await;
                 match standing.map_err(|fault| fault.to_string())? {
                     Standing::Level => self.adopt(*slot, state, rewind_all),
                     Standing::SinkAhead => self.adopt(*slot, state, true),
                     Standing::Regressed => {
-                        route.report(&[Behind::new(state.shard.clone(), known, state.sequence)]);
+                        route.report(&[Behind::new(state.shard.clone(), known, state)]);
                         let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
@@ -221,8 +221,8 @@ impl Lane {
         // What the route has forgotten stays forgotten where copies of it may come, whichever shard forgot it (P11).
         let shares = slot == CALL_SLOT || self.route.rules.copies_anywhere;
         let floor_ms = if shares { shard.floor_ms } else { i64::MIN };
-        // Had another owner been in between, what lies below the position may be what it has read, and counted.
-        let nobody_between = state.epoch <= shard.epoch + 1;
+        // Had another owner written in between, what lies below the position may be what it has read, and counted.
+        let nobody_between = state.lineage.writer(state.sequence).is_none_or(|writer| writer <= shard.epoch);
         shard.adopt(state);
         shard.floor_ms = shard.floor_ms.max(floor_ms);
         if rewind && slot != CALL_SLOT && !planted!(PositionNotSought) {
@@ -272,11 +272,14 @@ impl Lane {
                 state.position = None;
             }
             let seen = *self.route.history.read();
-            let known =
-                if planted!(FactsNotLearnt) { state.sequence } else { self.route.known_sequence(&id) };
+            let known = if planted!(FactsNotLearnt) {
+                Last::of(&state.lineage, state.sequence)
+            } else {
+                self.route.known(&id)
+            };
             let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen).await;
             if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
-                self.route.report(&[Behind::new(id.clone(), known, state.sequence)]);
+                self.route.report(&[Behind::new(id.clone(), known, &state)]);
                 let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 // The lane's other shards belong to the lost history too.

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use adapters::sink::{ShardId, ShardState, ShardStep};
+use adapters::{
+    lineage::Lineage,
+    sink::{ShardId, ShardState, ShardStep},
+};
 use dedup_store::Checkpoint;
 
 /// One owned shard.
@@ -11,8 +14,8 @@ use dedup_store::Checkpoint;
 pub(crate) struct OwnedShard {
     pub(crate) id: ShardId,
     pub(crate) epoch: i64,
-    /// Of the last batch settled.
-    pub(crate) sequence: i64,
+    /// The last batch settled.
+    pub(crate) last: Last,
     /// The position that the sink holds.
     pub(crate) position: Option<i64>,
     pub(crate) watermark_ms: i64,
@@ -38,12 +41,48 @@ pub(crate) enum Standing {
     Regressed,
 }
 
-/// Compares the last sequence known here with the sink's.
-pub(crate) fn standing(known: i64, sink: i64) -> Standing {
-    match sink.cmp(&known) {
-        std::cmp::Ordering::Equal => Standing::Level,
-        std::cmp::Ordering::Greater => Standing::SinkAhead,
-        std::cmp::Ordering::Less => Standing::Regressed,
+/// The last batch of a shard that is known here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) struct Last {
+    pub(crate) sequence: i64,
+    /// Of the owner that wrote it; 0 if it is not known.
+    pub(crate) epoch: i64,
+}
+
+impl From<&Checkpoint> for Last {
+    fn from(&Checkpoint { sequence, epoch, .. }: &Checkpoint) -> Self {
+        Self { sequence, epoch }
+    }
+}
+
+impl Last {
+    /// The one of `sequence`, in the history that `lineage` is of.
+    pub(crate) fn of(lineage: &Lineage, sequence: i64) -> Self {
+        Self { sequence, epoch: lineage.writer(sequence).unwrap_or(0) }
+    }
+
+    /// Up to where the sink holds what is known here: to this batch, or not so far (P6). Another batch may bear its number.
+    pub(crate) fn held(&self, sink: &ShardState) -> i64 {
+        let Last { sequence, epoch } = *self;
+        if sink.sequence < sequence {
+            return sink.sequence;
+        }
+        if epoch == 0 || sink.lineage.has(sequence, epoch) || planted!(OverwrittenTaken) {
+            return sequence;
+        }
+        sink.lineage.before_writer(sequence).unwrap_or(0)
+    }
+}
+
+/// Compares the last batch known here with the sink's.
+pub(crate) fn standing(known: Last, sink: &ShardState) -> Standing {
+    if known.held(sink) < known.sequence {
+        Standing::Regressed
+    } else if sink.sequence > known.sequence {
+        Standing::SinkAhead
+    } else {
+        Standing::Level
     }
 }
 
@@ -52,7 +91,7 @@ impl OwnedShard {
         Self {
             id: state.shard.clone(),
             epoch: state.epoch,
-            sequence: state.sequence,
+            last: Last::of(&state.lineage, state.sequence),
             position: state.position,
             watermark_ms: state.watermark_ms,
             floor_ms: state.floor_ms,
@@ -70,7 +109,7 @@ impl OwnedShard {
     /// The sink's word after a new acquire; everything taken from the source since is forgotten.
     pub(crate) fn adopt(&mut self, state: &ShardState) {
         self.epoch = state.epoch;
-        self.sequence = state.sequence;
+        self.last = Last::of(&state.lineage, state.sequence);
         self.position = state.position;
         self.watermark_ms = state.watermark_ms;
         self.floor_ms = state.floor_ms;
@@ -149,7 +188,7 @@ impl OwnedShard {
         ShardStep {
             shard: self.id.clone(),
             epoch: self.epoch,
-            sequence: self.sequence + 1,
+            sequence: self.last.sequence + 1,
             position: self.prefix(),
             watermark_ms: seen_ms.map_or(self.watermark_ms, |seen| seen.max(self.watermark_ms)),
         }
@@ -157,7 +196,7 @@ impl OwnedShard {
 
     /// The batch of `step` is in.
     pub(crate) fn advance(&mut self, step: &ShardStep) {
-        self.sequence = step.sequence;
+        self.last = Last { sequence: step.sequence, epoch: step.epoch };
         self.position = step.position;
         self.watermark_ms = step.watermark_ms;
     }
@@ -166,7 +205,8 @@ impl OwnedShard {
     pub(crate) fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
             shard: self.id.clone(),
-            sequence: self.sequence,
+            sequence: self.last.sequence,
+            epoch: self.last.epoch,
             position: self.position,
             watermark_ms: self.watermark_ms,
             floor_ms: self.floor_ms,
@@ -186,6 +226,7 @@ mod tests {
             position: Some(100),
             watermark_ms: 1_000,
             floor_ms: i64::MIN,
+            lineage: Lineage::default(),
         })
     }
 
@@ -244,9 +285,40 @@ mod tests {
 
     #[test]
     fn p6_a_lower_sequence_in_the_sink_is_a_regression() {
-        assert_eq!(standing(4, 4), Standing::Level);
-        assert_eq!(standing(4, 6), Standing::SinkAhead);
-        assert_eq!(standing(4, 3), Standing::Regressed);
+        let sink = |sequence, lineage| ShardState {
+            sequence,
+            lineage: Lineage::read(lineage),
+            ..ShardState::unowned(&"s".into())
+        };
+        let known = |sequence, epoch| Last { sequence, epoch };
+        for epoch in [0, 7] {
+            assert_eq!(standing(known(4, epoch), &sink(4, "0:7")), Standing::Level);
+            assert_eq!(standing(known(4, epoch), &sink(6, "0:7 5:9")), Standing::SinkAhead);
+            assert_eq!(standing(known(4, epoch), &sink(3, "0:7")), Standing::Regressed);
+        }
+        assert_eq!(standing(known(0, 0), &sink(0, "")), Standing::Level);
+    }
+
+    /// The sink went back from 4 to 2. Before this instance looked, another one wrote 3 and 4: the numbers agreed, and this one kept
+    /// facts that the sink had lost. Had the shard come back to it, a lost record would have been taken for a copy.
+    #[test]
+    fn p6_another_owners_batch_of_the_same_number_is_a_regression() {
+        let sink = |sequence, lineage| ShardState {
+            sequence,
+            lineage: Lineage::read(lineage),
+            ..ShardState::unowned(&"s".into())
+        };
+        let known = Last { sequence: 4, epoch: 7 };
+        for (sequence, lineage, held) in
+            [(4, "0:7 2:9", 2), (9, "0:7 2:9", 2), (4, "0:3 1:9", 1), (4, "", 0), (40, "30:8", 0)]
+        {
+            let sink = sink(sequence, lineage);
+            assert_eq!(
+                (standing(known, &sink), known.held(&sink)),
+                (Standing::Regressed, held),
+                "{lineage:?}"
+            );
+        }
     }
 
     #[test]

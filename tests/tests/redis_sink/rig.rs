@@ -45,14 +45,7 @@ impl Owner {
         let sink = RedisSink::new(config).expect("a good configuration");
         let encoder = sink.probe().await.unwrap_or_else(|misfits| panic!("{misfits:?}"));
         let session = sink.session(route, name);
-        let state = ShardState {
-            shard: SHARD.into(),
-            epoch: 0,
-            sequence: 0,
-            position: None,
-            watermark_ms: 0,
-            floor_ms: 0,
-        };
+        let state = ShardState::unowned(&SHARD.into());
         let mut owner = Self { session, encoder, state };
         owner.acquire().await.expect("the shard can be had");
         owner

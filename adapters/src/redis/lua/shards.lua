@@ -3,8 +3,8 @@
 local found = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   if string.sub(id, 1, #ARGV[2]) == ARGV[2] then
-    local row = redis.call('HMGET', ARGV[1] .. id, 'epoch', 'sequence', 'position', 'watermark_ms', 'floor_ms')
-    row[6] = id
+    local row = redis.call('HMGET', ARGV[1] .. id, 'epoch', 'sequence', 'position', 'watermark_ms', 'floor_ms', 'lineage')
+    row[7] = id
     found[#found + 1] = row
   end
 end

@@ -443,6 +443,7 @@ impl Setup {
         let bench = Arc::new(Mutex::new(self.bench(
             World {
                 db: Arc::default(),
+                epochs: BTreeMap::new(),
                 older: None,
                 alive: vec![false; self.instances * self.lanes],
                 attempts: Vec::new(),
@@ -1171,6 +1172,7 @@ impl Model for Setup {
             instances: routes.into_iter().map(|route| Rc::new(Instance { route, older: None })).collect(),
             world: World {
                 db: Arc::default(),
+                epochs: BTreeMap::new(),
                 older: None,
                 alive: vec![false; lanes],
                 attempts: Vec::new(),
@@ -1296,10 +1298,8 @@ impl Setup {
         }
         for checkpoint in store.checkpoints() {
             feed(into, &checkpoint.shard);
-            feed(
-                into,
-                &(checkpoint.sequence, checkpoint.position, checkpoint.watermark_ms, checkpoint.floor_ms),
-            );
+            feed(into, &(checkpoint.sequence, checkpoint.epoch, checkpoint.position));
+            feed(into, &(checkpoint.watermark_ms, checkpoint.floor_ms));
         }
         let now_ms = now_ms();
         if self.expires {

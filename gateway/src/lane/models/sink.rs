@@ -7,9 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use adapters::sink::{
-    Acquire, Batch, Life, Mark, OnRefused, Pulse, Receipts, Resolution, RouteRow, RowOutcome, Session,
-    ShardId, ShardState, ShardStep, SinkError,
+use adapters::{
+    lineage::Lineage,
+    sink::{
+        Acquire, Batch, Life, Mark, OnRefused, Pulse, Receipts, Resolution, RouteRow, RowOutcome, Session,
+        ShardId, ShardState, ShardStep, SinkError,
+    },
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -36,6 +39,10 @@ pub(super) enum Plant {
     PositionAhead,
     /// What was read before a seek counts as read after it.
     OldReading,
+    /// An epoch that was lost with the sink's history comes again.
+    EpochsAgain,
+    /// Who takes a shard over is not kept in its lineage.
+    LineageNotKept,
     /// A shard is taken without raising its epoch.
     SameEpoch,
     /// A lane gives its claims back while its batch is on its way.
@@ -141,6 +148,7 @@ pub(super) struct ShardRow {
     pub(super) watermark_ms: i64,
     pub(super) floor_ms: i64,
     owner: usize,
+    lineage: Lineage,
 }
 
 impl ShardRow {
@@ -153,6 +161,7 @@ impl ShardRow {
             position: self.position,
             watermark_ms: self.watermark_ms,
             floor_ms: if plant == Some(Plant::FloorNotTold) { i64::MIN } else { self.floor_ms },
+            lineage: self.lineage.clone(),
         }
     }
 }
@@ -202,6 +211,8 @@ impl Db {
 #[derive(Clone, Hash, Debug)]
 pub(super) struct World {
     pub(super) db: Arc<Db>,
+    /// The highest epoch that each shard has had in any history: none comes again.
+    pub(super) epochs: BTreeMap<ShardId, i64>,
     /// What the sink may go back to.
     pub(super) older: Option<Arc<Db>>,
     /// Whether each lane's connection stands.
@@ -337,11 +348,18 @@ impl World {
             watermark_ms: i64::MIN,
             floor_ms: i64::MIN,
             owner: lane,
+            lineage: Lineage::default(),
         });
         if plant != Some(Plant::SameEpoch) || row.epoch == 0 {
-            row.epoch = row.epoch.max(least) + 1;
+            let highest = self.epochs.entry(shard.clone()).or_default();
+            let above = if plant == Some(Plant::EpochsAgain) { row.epoch } else { *highest };
+            row.epoch = above.max(least) + 1;
+            *highest = row.epoch.max(*highest);
         }
         row.owner = lane;
+        if plant != Some(Plant::LineageNotKept) || row.lineage == Lineage::default() {
+            row.lineage.taken(row.sequence, row.epoch);
+        }
         row.told(shard, plant)
     }
 }

@@ -298,7 +298,7 @@ async fn p5_an_unknown_batch_whose_shard_was_taken_over_is_learnt_from_its_marks
         pass(500).await;
         {
             let mut world = rig.world.lock();
-            world.db.raise(&shard_of(0), "b", 0);
+            world.raise(&shard_of(0), "b", 0);
         }
         relay.topic.lock().owners[0] = Some("b".into());
         // A copy through another partition of this process must neither be delivered twice nor lost.
@@ -581,7 +581,7 @@ async fn p13_a_revoke_leaves_no_batch_half_done_and_the_next_owner_reads_on() {
 async fn p13_a_batch_of_several_shards_loses_the_foreign_ones_records_and_goes_again() {
     let rig = Rig::listed(17);
     let relay = Relay::start(&rig, "a", (0, 1), 2).await;
-    rig.world.lock().db.raise(&shard_of(0), "b", 0);
+    rig.world.lock().raise(&shard_of(0), "b", 0);
     relay.topic.lock().owners[0] = Some("b".into());
     relay.push(0, &plain("k", "v"));
     relay.push(1, &plain("l", "v"));
@@ -595,7 +595,7 @@ async fn p13_a_batch_of_several_shards_loses_the_foreign_ones_records_and_goes_a
 async fn p13_fenced_while_still_assigned_the_shard_is_taken_again() {
     let rig = Rig::listed(18);
     let relay = Relay::start(&rig, "a", (0, 1), 1).await;
-    rig.world.lock().db.raise(&shard_of(0), "b", 0);
+    rig.world.lock().raise(&shard_of(0), "b", 0);
     relay.push(0, &plain("k", "v"));
     relay.settled(0, 1).await;
     assert_eq!(rig.table(), ["k=v"]);

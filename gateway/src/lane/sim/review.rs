@@ -277,7 +277,7 @@ async fn p5_rows_of_a_shard_that_was_handed_over_while_unknown_count_as_what_bec
     table.sort();
     assert_eq!(table, ["k=v", "l=v"], "in, in one batch, and not answered yet");
     assert_eq!(rig.db().commits.len(), 2, "a step of each shard");
-    rig.world.lock().db.raise(&shard_of(0), "b", 0);
+    rig.world.lock().raise(&shard_of(0), "b", 0);
     relay.topic.lock().owners[0] = Some("b".into());
     rig.cut();
     rig.delay(0, 0);

@@ -81,6 +81,7 @@ impl Rig {
             ghosts: Vec::new(),
             connections: Default::default(),
             next_connection: 0,
+            epochs: Default::default(),
             down_until: None,
             frozen: Default::default(),
             resolve_by_force: false,
@@ -200,6 +201,7 @@ impl Rig {
             let checkpoint = Checkpoint {
                 shard: step.shard.clone(),
                 sequence: step.sequence,
+                epoch: step.epoch,
                 position: step.position,
                 watermark_ms: step.watermark_ms,
                 floor_ms: i64::MIN,

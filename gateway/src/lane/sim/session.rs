@@ -169,7 +169,7 @@ impl FakeSession {
         }
         let mut states = Vec::new();
         for step in steps {
-            let state = world.db.raise(&step.shard, &self.owner, step.epoch);
+            let state = world.raise(&step.shard, &self.owner, step.epoch);
             self.raised.insert(step.shard.clone(), state.epoch);
             states.push(state);
         }
@@ -306,7 +306,7 @@ impl Session for FakeSession {
             let mut world = self.world.lock();
             let names: Vec<&str> = shards.iter().map(|shard| &**shard).collect();
             world.meet_ghosts(&names);
-            shards.iter().map(|shard| world.db.raise(shard, &self.owner, 0)).collect::<Vec<_>>()
+            shards.iter().map(|shard| world.raise(shard, &self.owner, 0)).collect::<Vec<_>>()
         };
         for state in &states {
             note(|| {

@@ -6,9 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use adapters::sink::{
-    Batch, MarkBlock, Mode, OnRefused, Pulse, RouteRow, RowKind, RowOutcome, ShardId, ShardState, ShardStep,
-    SinkError,
+use adapters::{
+    lineage::Lineage,
+    sink::{
+        Batch, MarkBlock, Mode, OnRefused, Pulse, RouteRow, RowKind, RowOutcome, ShardId, ShardState,
+        ShardStep, SinkError,
+    },
 };
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -33,6 +36,7 @@ pub(super) struct ShardRow {
     pub(super) heartbeat: Instant,
     pub(super) partitions: Option<i64>,
     pub(super) source: Option<String>,
+    pub(super) lineage: Lineage,
 }
 
 impl ShardRow {
@@ -48,6 +52,7 @@ impl ShardRow {
             heartbeat: Instant::now(),
             partitions: None,
             source: None,
+            lineage: Lineage::default(),
         }
     }
 
@@ -59,6 +64,7 @@ impl ShardRow {
             position: self.position,
             watermark_ms: self.watermark_ms,
             floor_ms: self.floor_ms,
+            lineage: self.lineage.clone(),
         }
     }
 }
@@ -291,15 +297,6 @@ impl Db {
                 .push(Arc::new(Commit { step: step.clone(), block: mark.map(|mark| mark.block.clone()) }));
         }
     }
-
-    /// Takes a shard over; its epoch rises above `least` too.
-    pub(super) fn raise(&mut self, shard: &str, owner: &str, least: i64) -> ShardState {
-        let row = self.shards.entry(shard.to_owned()).or_insert_with(ShardRow::new);
-        row.epoch = row.epoch.max(least) + 1;
-        row.owner = owner.to_owned();
-        row.heartbeat = Instant::now();
-        row.state(shard)
-    }
 }
 
 /// An attempt whose client is gone.
@@ -323,6 +320,8 @@ pub(super) struct World {
     /// Connections that live.
     pub(super) connections: HashMap<u64, Pulse>,
     pub(super) next_connection: u64,
+    /// The highest epoch that each shard has had in any history: none comes again.
+    pub(super) epochs: BTreeMap<String, i64>,
     /// No connection can be made before.
     pub(super) down_until: Option<Instant>,
     /// Owners whose process is stopped.
@@ -446,6 +445,18 @@ fn id_of(payload: &str) -> Option<&str> {
 }
 
 impl World {
+    /// Takes a shard over; its epoch rises above `least` too.
+    pub(super) fn raise(&mut self, shard: &str, owner: &str, least: i64) -> ShardState {
+        let highest = self.epochs.entry(shard.to_owned()).or_default();
+        let row = self.db.shards.entry(shard.to_owned()).or_insert_with(ShardRow::new);
+        row.epoch = row.epoch.max(least).max(*highest) + 1;
+        *highest = row.epoch;
+        row.lineage.taken(row.sequence, row.epoch);
+        row.owner = owner.to_owned();
+        row.heartbeat = Instant::now();
+        row.state(shard)
+    }
+
     /// Applies a batch and its marks whole, or nothing.
     pub(super) fn commit(
         &mut self,
