@@ -211,7 +211,8 @@ async fn p5_an_owner_frozen_inside_copy_is_ended_and_wrote_nothing() {
         states
     };
     let ((result, rig), states) = tokio::join!(first, released);
-    assert_eq!((states[0].epoch, states[0].sequence), (3, 0));
+    assert!(states[0].epoch > rig.epoch);
+    assert_eq!(states[0].sequence, 0);
     assert!(matches!(result, Err(SinkError::NotApplied { .. })), "{result:?}");
     assert_eq!(rig.count("t").await, 0);
 }

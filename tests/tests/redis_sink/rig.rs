@@ -100,7 +100,7 @@ pub(crate) fn everything(redis: &Redis) -> Vec<String> {
                 redis::cmd("HGETALL").arg(&key).query(&mut connection).expect("a shard");
             let kept: Vec<_> = row
                 .into_iter()
-                .filter(|(field, _)| !["epoch", "heartbeat_ms"].contains(&field.as_str()))
+                .filter(|(field, _)| !["epoch", "heartbeat_ms", "lineage"].contains(&field.as_str()))
                 .collect();
             all.push(format!("{name} {kept:?}"));
             continue;

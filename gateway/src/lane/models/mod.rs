@@ -36,7 +36,12 @@ use self::{
 const MOST_STATES: usize = 2_000_000;
 
 fn holds(name: &str, setup: &Setup) {
-    let seen = search(setup, MOST_STATES);
+    holds_to(name, setup, None);
+}
+
+/// With `deepest` only within so many steps.
+fn holds_to(name: &str, setup: &Setup, deepest: Option<u32>) {
+    let seen = search(setup, MOST_STATES, deepest);
     println!("{name}: {seen}");
     assert!(seen.found.is_none(), "{name}: {seen}");
     assert!(seen.states > 100, "{name}: that is no world");
@@ -44,7 +49,7 @@ fn holds(name: &str, setup: &Setup) {
 
 /// The mutation breaks just this invariant, and the shortest trace to it has so many steps.
 fn is_found(plant: Plant, setup: Setup, invariant: &str, steps: usize) {
-    let seen = search(&Setup { plant: Some(plant), ..setup }, MOST_STATES);
+    let seen = search(&Setup { plant: Some(plant), ..setup }, MOST_STATES, None);
     println!("{plant:?}: {seen}");
     let Some(Trace { broken, steps: trace }) = &seen.found else { panic!("{plant:?} is not found: {seen}") };
     assert_eq!((broken.invariant, trace.len()), (invariant, steps), "{plant:?}: {seen}");

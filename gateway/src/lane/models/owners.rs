@@ -1,7 +1,7 @@
 //! Model A: who owns a shard, what becomes of an unknown batch, and a sink that goes back (P3 to P6).
 
 use super::{
-    holds, is_found,
+    holds, holds_to, is_found,
     rig::{Faults, Setup, rec, rules},
     sink::Plant,
 };
@@ -64,6 +64,7 @@ fn p6_a_sink_goes_back() {
 fn p3_p6_owners_and_a_sink_that_goes_back_within_larger_bounds() {
     holds("A, owners, larger", &two_instances(TAKEN_OVER));
     holds("A, sink goes back, larger", &one_store(GOES_BACK));
+    holds("A, overwritten", &overwritten());
 }
 
 /// Two instances, of which the second may take the first one's shard; the sink may go back. Both have something to write there, so that
@@ -78,7 +79,7 @@ fn overwritten() -> Setup {
 /// sequences agreed, and the first instance kept facts that the sink did not have: a trace of 13 steps, which this model found.
 #[test]
 fn p6_a_history_that_was_overwritten_meanwhile_is_seen() {
-    holds("A, overwritten", &overwritten());
+    holds_to("A, overwritten, to 15 steps", &overwritten(), Some(15));
 }
 
 #[test]

@@ -86,8 +86,9 @@ struct Reached {
     done: bool,
 }
 
-/// Tries everything, and stops at the first fault. `most` states: more are a fault of the model.
-pub(super) fn search<M: Model>(model: &M, most: usize) -> Seen {
+/// Tries everything, and stops at the first fault. `most` states: more are a fault of the model. With `deepest` only what so many steps
+/// can bring about; then nothing is said of how it all ends.
+pub(super) fn search<M: Model>(model: &M, most: usize, deepest: Option<u32>) -> Seen {
     let started = Instant::now();
     let mut reached: Vec<Reached> = Vec::new();
     let mut known: HashMap<u128, u32> = HashMap::new();
@@ -115,6 +116,9 @@ pub(super) fn search<M: Model>(model: &M, most: usize) -> Seen {
     }
     level.push((0, Rc::new(first)));
     while !level.is_empty() {
+        if deepest.is_some_and(|deepest| depth >= deepest) {
+            return seen(reached.len(), transitions, depth as usize, None);
+        }
         let mut deeper = Vec::new();
         for (from, state) in level {
             for Next { action, state, expected } in model.next(&state) {
