@@ -55,12 +55,21 @@ impl Asked {
         metadata.map_err(|error| no_answer(&format!("topic {topic:?}"), &error))
     }
 
-    /// Settings by name; none if they may not be asked for.
-    fn settings(&self, resource: ResourceSpecifier<'_>) -> Option<BTreeMap<String, String>> {
+    /// Settings by name; none if they may not be asked for. A broker that is slow to answer leaves nothing unchecked.
+    fn settings(&self, resource: ResourceSpecifier<'_>) -> Result<Option<BTreeMap<String, String>>, Misfit> {
         let options = AdminOptions::new().request_timeout(Some(ANSWER));
         let asked = self.runtime.block_on(self.admin.describe_configs([&resource], &options));
-        let found = asked.ok()?.pop()?.ok()?;
-        Some(found.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
+        let asked = asked.map_err(|error| no_answer("settings of the topic or broker", &error))?;
+        match asked.into_iter().next() {
+            Some(Ok(found)) => {
+                let known = found.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?)));
+                Ok(Some(known.collect()))
+            }
+            Some(Err(RDKafkaErrorCode::RequestTimedOut | RDKafkaErrorCode::OperationTimedOut)) => {
+                Err(no_answer("settings of the topic or broker", &"the time was over"))
+            }
+            Some(Err(_)) | None => Ok(None),
+        }
     }
 
     fn make(&self, topic: &NewTopic<'_>) -> Result<(), String> {
@@ -108,7 +117,7 @@ pub(super) fn target(config: &KafkaSinkConfig) -> Result<Limits, Vec<Misfit>> {
         }),
         Some((partitions, _)) => limits.partitions = i32::try_from(partitions).ok(),
     }
-    if let Some(settings) = asked.settings(ResourceSpecifier::Topic(topic)) {
+    if let Some(settings) = asked.settings(ResourceSpecifier::Topic(topic)).map_err(|misfit| vec![misfit])? {
         let number = |name: &str| settings.get(name).and_then(|value| value.parse::<i64>().ok());
         if let Some(bytes) = number("max.message.bytes") {
             limits.max_bytes = usize::try_from(bytes).unwrap_or_default();
@@ -125,7 +134,9 @@ pub(super) fn target(config: &KafkaSinkConfig) -> Result<Limits, Vec<Misfit>> {
             remedy: "set key = \"source\" or \"row_key\", or cleanup.policy=delete for the topic".to_owned(),
         });
     }
-    let broker = asked.settings(ResourceSpecifier::Broker(metadata.orig_broker_id()));
+    let broker = asked
+        .settings(ResourceSpecifier::Broker(metadata.orig_broker_id()))
+        .map_err(|misfit| vec![misfit])?;
     let most = broker.and_then(|settings| settings.get("transaction.max.timeout.ms")?.parse::<u128>().ok());
     if let Some(most) = most.filter(|most| config.transaction_timeout.as_millis() > *most) {
         misfits.push(Misfit {
@@ -167,7 +178,7 @@ pub(super) fn marks_topic(config: &KafkaSinkConfig, topic: &str) -> Result<(), V
     let mut misfits = Vec::new();
     let mut misfit = |what: String, remedy: String| misfits.push(Misfit { what, remedy });
     let alter = |setting: &str| format!("kafka-configs.sh --alter --topic {topic} --add-config {setting}");
-    if let Some(settings) = asked.settings(ResourceSpecifier::Topic(topic)) {
+    if let Some(settings) = asked.settings(ResourceSpecifier::Topic(topic)).map_err(|misfit| vec![misfit])? {
         let number = |name: &str| settings.get(name).and_then(|value| value.parse::<i64>().ok());
         if let Some(policy) = settings.get("cleanup.policy").filter(|policy| *policy != "delete") {
             misfit(
