@@ -24,7 +24,7 @@ struct Reign {
 
 impl Lineage {
     /// Owners that it remembers. Whoever was away while more than these wrote learns all of the route's marks again.
-    pub(crate) const MOST: usize = 16;
+    pub(crate) const MOST: usize = 32;
 
     /// The shard stands at `sequence`, and is taken over under `epoch`. Owners that wrote nothing are not remembered.
     pub fn taken(&mut self, sequence: i64, epoch: i64) {
@@ -51,6 +51,11 @@ impl Lineage {
     /// Whether the batch of `sequence` is the one that was written under `epoch`. Of one that is not remembered it is not said.
     pub fn has(&self, sequence: i64, epoch: i64) -> bool {
         self.writer(sequence) == Some(epoch)
+    }
+
+    /// The batch of `sequence` is older than what is remembered: nothing tells whether it is the one that is known.
+    pub fn has_forgotten(&self, sequence: i64) -> bool {
+        sequence > 0 && self.0.first().is_some_and(|reign| reign.after >= sequence)
     }
 
     /// The last sequence before the owner that wrote the batch of `sequence`.
@@ -83,8 +88,8 @@ impl fmt::Display for Lineage {
 }
 
 /// How far the next owner's epoch lies above the one before. By chance: two histories that part at one epoch do not come to the same
-/// ones again, whatever the clocks say (in one of 16 million take-overs they would).
-pub(crate) fn epoch_rise() -> i64 {
+/// ones again, whatever the clocks say (of some eight million pairs one would).
+pub fn epoch_rise() -> i64 {
     #[cfg(feature = "simulation")]
     if crate::simulated::here() {
         return 1;
@@ -93,13 +98,13 @@ pub(crate) fn epoch_rise() -> i64 {
 }
 
 /// The epoch of the next owner, see [`epoch_rise`].
-pub(crate) fn epoch_above(epoch: i64) -> i64 {
+pub fn epoch_above(epoch: i64) -> i64 {
     epoch.saturating_add(epoch_rise())
 }
 
 /// Whether the batch of `steps` is in, as the rows of its shards say after they were taken over. It is in with all of its shards, or not
 /// at all.
-pub(crate) fn applied(steps: &[ShardStep], states: &[ShardState]) -> Result<bool, SinkError> {
+pub fn applied(steps: &[ShardStep], states: &[ShardState]) -> Result<bool, SinkError> {
     let is_in = |(step, state): &(&ShardStep, &ShardState)| {
         state.sequence >= step.sequence && state.lineage.has(step.sequence, step.epoch)
     };
@@ -153,8 +158,9 @@ mod tests {
             lineage.taken(number * 10, 100 + number);
         }
         assert_eq!(lineage.0.len(), Lineage::MOST);
-        assert_eq!(lineage.writer(240), None, "nobody says");
-        assert_eq!(lineage.writer(241), Some(124));
+        assert_eq!(lineage.writer(80), None, "nobody says");
+        assert!(lineage.has_forgotten(80) && !lineage.has_forgotten(81) && !lineage.has_forgotten(0));
+        assert_eq!(lineage.writer(81), Some(108));
     }
 
     #[test]

@@ -66,19 +66,20 @@ pub(crate) enum Sight {
     Needless,
 }
 
-/// A shard of which the sink does not hold all that is known here.
+/// A shard of which the sink does not hold all that is known here, or cannot say so.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Behind {
     shard: ShardId,
     /// The last sequence known here.
     known: i64,
-    /// The last one of these that the sink holds.
-    held: i64,
+    /// The last one of these that the sink holds; none if it cannot say.
+    held: Option<i64>,
 }
 
 impl Behind {
-    pub(crate) fn new(shard: ShardId, known: Last, sink: &ShardState) -> Self {
-        Self { shard, known: known.sequence, held: known.held(sink) }
+    pub(crate) fn new(known: Last, sink: &ShardState, standing: Standing) -> Self {
+        let held = (standing != Standing::Forgotten).then(|| known.held(sink));
+        Self { shard: sink.shard.clone(), known: known.sequence, held }
     }
 }
 
@@ -221,8 +222,8 @@ impl Route {
             let state = states.iter().find(|state| state.shard == checkpoint.shard);
             let gone = || ShardState::unowned(&checkpoint.shard);
             let state = state.cloned().unwrap_or_else(gone);
-            (standing(known, &state) == Standing::Regressed)
-                .then(|| Behind::new(checkpoint.shard.clone(), known, &state))
+            let standing = standing(known, &state);
+            standing.is_lost().then(|| Behind::new(known, &state, standing))
         });
         let behind: Vec<Behind> = behind.collect();
         Ok((!behind.is_empty() && !planted!(StoreAheadTaken)).then_some(behind))
@@ -230,11 +231,18 @@ impl Route {
 
     /// Says what the sink has lost.
     pub(crate) fn report(&self, behind: &[Behind]) {
-        self.metrics.sink_regressed();
+        if behind.iter().any(|behind| behind.held.is_some()) {
+            self.metrics.sink_regressed();
+        }
         for Behind { shard, known, held } in behind {
-            error!(route = %self.name, %shard, known, held,
-                "the sink went back: batches {} to {known} of the shard are lost there; a relay reads them again, callers of \
-                 the HTTP door have to send them again", held + 1);
+            match held {
+                Some(held) => error!(route = %self.name, %shard, known, held,
+                    "the sink went back: batches {} to {known} of the shard are lost there; a relay reads them again, callers of \
+                     the HTTP door have to send them again", held + 1),
+                None => warn!(route = %self.name, %shard, known,
+                    "so many owners have written to the shard since that the sink cannot say whether it holds what is known here: \
+                     everything is learnt anew"),
+            }
         }
     }
 
@@ -249,26 +257,27 @@ impl Route {
         Ok(())
     }
 
-    /// Learns the facts of `shard` above `from` out of the sink's marks; answers with how many. `seen`: the history in which `from` was
-    /// read. `owned`: its row, if it is owned here, and so does not move meanwhile.
+    /// Learns the facts of `state`'s shard above `from` out of the sink's marks; answers with how many. `seen`: the history in which
+    /// `from` was read. `state` was read before the marks, on the same connection.
     async fn learn_marks(
         &self,
         beating: &mut Beating<'_>,
-        shard: &ShardId,
+        state: &ShardState,
         from: i64,
         seen: u64,
-        owned: Option<&ShardState>,
     ) -> Result<u64, LearnError> {
+        let shard = &state.shard;
         let mut at = from;
         let mut facts = 0;
         loop {
             let marks = beating.session.marks_since(shard, at).await?;
             let Some(last) = marks.last() else { return Ok(facts) };
             at = last.sequence;
-            // Read after the marks, it knows who wrote them.
-            let last = match owned {
-                Some(state) => Last::of(&state.lineage, at),
-                None => Last::of(&row_of(beating.session, shard).await?.lineage, at),
+            let last = if at <= state.sequence {
+                Last::of(&state.lineage, at)
+            } else {
+                // Somebody writes on meanwhile. Read after the marks, the row knows who.
+                Last::of(&row_of(beating.session, shard).await?.lineage, at)
             };
             let mut blocks =
                 marks.iter().map(|mark| self.unpack(shard, mark)).collect::<Result<Vec<_>, _>>()?;
@@ -289,19 +298,30 @@ impl Route {
         }
     }
 
-    /// Learns the marks of a shard that is not owned here. Nothing where the sink does not hold what is known: that is to be seen before
-    /// the next verdict.
+    /// Learns the marks of a shard that is not owned here. Nothing where the sink does not hold what is known, and says how that stands.
     pub(crate) async fn learn_marks_of(
         &self,
         beating: &mut Beating<'_>,
         shard: &ShardId,
-    ) -> Result<u64, LearnError> {
+    ) -> Result<Option<Behind>, LearnError> {
+        let state = row_of(beating.session, shard).await?;
+        self.learn_marks_at(beating, &state).await
+    }
+
+    /// The same, its row having been read on this connection.
+    pub(crate) async fn learn_marks_at(
+        &self,
+        beating: &mut Beating<'_>,
+        state: &ShardState,
+    ) -> Result<Option<Behind>, LearnError> {
         let seen = *self.history.read();
-        let known = self.known(shard);
-        if standing(known, &row_of(beating.session, shard).await?) == Standing::Regressed {
-            return Ok(0);
+        let known = self.known(&state.shard);
+        let standing = standing(known, state);
+        if standing.is_lost() {
+            return Ok(Some(Behind::new(known, state, standing)));
         }
-        self.learn_marks(beating, shard, known.sequence, seen, None).await
+        self.learn_marks(beating, state, known.sequence, seen).await?;
+        Ok(None)
     }
 
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
@@ -312,7 +332,7 @@ impl Route {
         from: i64,
         seen: u64,
     ) -> Result<u64, LearnError> {
-        let facts = self.learn_marks(beating, &state.shard, from, seen, Some(state)).await?;
+        let facts = self.learn_marks(beating, state, from, seen).await?;
         let Last { sequence, epoch } = Last::of(&state.lineage, state.sequence);
         let checkpoint = Checkpoint {
             shard: state.shard.clone(),
@@ -373,8 +393,8 @@ impl Route {
         }
         let mut facts = 0;
         // Only marks are read here: a shard's owner adopts its row when it acquires it again.
-        for ShardState { shard, .. } in beating.session.shards("").await? {
-            facts += self.learn_marks(beating, &shard, 0, history, None).await?;
+        for state in beating.session.shards("").await? {
+            facts += self.learn_marks(beating, &state, 0, history).await?;
         }
         self.learnt.store(history, Ordering::Release);
         warn!(route = %self.name, facts, "the store was discarded and rebuilt from the sink's marks");
@@ -405,7 +425,7 @@ impl Route {
                 info!(route = %self.name, shard = %state.shard, from = known.sequence, to = state.sequence, facts,
                       "learnt facts from the sink's marks");
             }
-            Standing::Regressed => {}
+            Standing::Regressed | Standing::Forgotten => {}
         }
         Ok(standing)
     }

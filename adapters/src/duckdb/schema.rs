@@ -51,12 +51,13 @@ CREATE TABLE IF NOT EXISTS oncegate_tombstones (
     target VARCHAR, row_key BLOB, version BLOB NOT NULL, route VARCHAR NOT NULL, event_ms BIGINT NOT NULL,
     PRIMARY KEY (target, row_key)
 );
+ALTER TABLE oncegate_shards ADD COLUMN IF NOT EXISTS lineage VARCHAR;
 ";
 
 /// The sink's clock: ms since the epoch.
 const NOW_MS: &str = "epoch_ms(now())";
 
-/// All bookkeeping tables are there.
+/// All bookkeeping tables are there, the columns of later builds included.
 pub(super) fn is_made(connection: &Connection) -> Result<bool, duckdb::Error> {
     let there: i64 = connection.query_row(
         "SELECT count(*) FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main'
@@ -64,7 +65,13 @@ pub(super) fn is_made(connection: &Connection) -> Result<bool, duckdb::Error> {
         [],
         |row| row.get(0),
     )?;
-    Ok(there == TABLES.len() as i64)
+    let whole: bool = connection.query_row(
+        "SELECT count(*) = 1 FROM duckdb_columns() WHERE database_name = current_database() AND schema_name = 'main'
+         AND table_name = 'oncegate_shards' AND column_name = 'lineage'",
+        [],
+        |row| row.get(0),
+    )?;
+    Ok(there == TABLES.len() as i64 && whole)
 }
 
 /// Makes the bookkeeping tables that are missing.

@@ -18,8 +18,8 @@ pub(super) struct Shard {
     pub(super) seen_ms: i64,
     /// Marks that hold keys not below the floor, by sequence.
     pub(super) marks: VecDeque<MarkAt>,
-    /// What was first seen of it was a claim, and what came before is gone: it may have been one that did not hold.
-    doubtful: bool,
+    /// What was first seen of it was a claim that raised this epoch, and what came before may be gone: perhaps it did not hold.
+    doubtful: Option<i64>,
     /// A mark whose last part has not come: its sequence, and where it begins.
     begun: Option<(i64, i64)>,
 }
@@ -129,13 +129,13 @@ impl Ledger {
 impl Shard {
     /// Of the first line that is seen of it: earlier ones may be gone.
     fn first(home: i32, offset: i64, time_ms: i64, line: &Line) -> Self {
-        let after = if let Kind::Claim { after } = line.kind { after } else { 0 };
+        let doubtful = if let Kind::Claim { after } = line.kind { Some(after) } else { None };
         let mut shard = Self {
             state: line.state.clone(),
             home,
             seen_ms: time_ms,
             marks: VecDeque::new(),
-            doubtful: after > 0,
+            doubtful,
             begun: None,
         };
         match line.kind {
@@ -153,33 +153,45 @@ impl Shard {
     /// Nothing is left of it but where it was read to.
     pub(super) fn lapsed(home: i32, position: i64) -> Self {
         let state = State { position: Some(position), ..State::unowned() };
-        Self { state, home, seen_ms: 0, marks: VecDeque::new(), doubtful: false, begun: None }
+        Self { state, home, seen_ms: 0, marks: VecDeque::new(), doubtful: None, begun: None }
     }
 
     fn fold(&mut self, home: i32, offset: i64, time_ms: i64, line: &Line) -> Folded {
         let State { epoch, ref writer, .. } = line.state;
         if let Kind::Claim { after } = line.kind {
-            if after != self.state.epoch || epoch <= after {
+            if epoch <= after {
                 return Folded::Void;
+            }
+            if after != self.state.epoch {
+                // It raises an epoch that the one in doubt has not had: that one did not hold.
+                if self.doubtful.is_none_or(|doubted| after <= doubted) {
+                    return Folded::Void;
+                }
+                *self = Self::first(home, offset, time_ms, line);
+                return Folded::Taken;
             }
             // Batches of the earlier owner that it did not know of cannot be: it had read up to here.
             let State { sequence, position, watermark_ms, floor_ms, partitions, .. } = self.state;
             let source = self.state.source.take();
+            // Not as the claim says it: an earlier build says nothing.
+            let mut lineage = std::mem::take(&mut self.state.lineage);
+            lineage.taken(sequence, epoch);
             let claimed = line.state.clone();
-            self.state = State { sequence, position, watermark_ms, floor_ms, partitions, source, ..claimed };
-            (self.home, self.seen_ms, self.doubtful, self.begun) = (home, time_ms, false, None);
+            self.state =
+                State { sequence, position, watermark_ms, floor_ms, partitions, source, lineage, ..claimed };
+            (self.home, self.seen_ms, self.doubtful, self.begun) = (home, time_ms, None, None);
             return Folded::Taken;
         }
         let ours = epoch == self.state.epoch && *writer == self.state.writer;
         if !ours {
-            if !(self.doubtful && epoch >= self.state.epoch) {
+            if self.doubtful.is_none_or(|doubted| epoch <= doubted) {
                 return if line.kind == Kind::Mark { Folded::Stray } else { Folded::Void };
             }
             // What was first seen was a claim that did not hold.
             *self = Self::first(home, offset, time_ms, line);
             return Folded::Taken;
         }
-        (self.seen_ms, self.doubtful) = (time_ms, false);
+        (self.seen_ms, self.doubtful) = (time_ms, None);
         match line.kind {
             Kind::Part => self.part(offset, line),
             Kind::Mark => {
@@ -190,7 +202,8 @@ impl Shard {
                 let position = line.state.position.or(self.state.position);
                 let partitions = line.state.partitions.or(self.state.partitions);
                 let source = self.state.source.take().or_else(|| line.state.source.clone());
-                self.state = State { floor_ms, position, partitions, source, ..line.state.clone() };
+                let lineage = std::mem::take(&mut self.state.lineage);
+                self.state = State { floor_ms, position, partitions, source, lineage, ..line.state.clone() };
                 self.keep(offset, line);
             }
             Kind::Beat => {
@@ -399,6 +412,46 @@ mod tests {
         assert_eq!((log.state().writer.as_str(), log.state().sequence), ("winner", 9));
         assert_eq!(log.write(Kind::Beat, 5, "loser", |_| {}), Folded::Void);
         assert_eq!(log.mark(5, "winner", 10, 10), Folded::Taken);
+    }
+
+    /// Retention took the winner's claim and left the loser's, which raised the same epoch by more: the winner's batches counted as
+    /// strays, and the next owner's claim as void. Whoever began there read records again that were in.
+    #[test]
+    fn p3_a_log_that_begins_with_a_void_claim_of_a_higher_epoch_is_read_right() {
+        for (winner, loser) in [(105, 900), (900, 105)] {
+            let begun = || {
+                let mut log = Log::new();
+                log.write(Kind::Claim { after: 100 }, loser, "loser", |_| {});
+                log
+            };
+            let mut log = begun();
+            assert_eq!(log.mark(100, "before", 8, 10), Folded::Stray, "of an owner before both");
+            assert_eq!(log.mark(winner, "winner", 9, 10), Folded::Taken);
+            assert_eq!(log.mark(winner, "winner", 10, 10), Folded::Taken);
+            assert_eq!((log.state().epoch, log.state().sequence, log.marks()), (winner, 10, vec![9, 10]));
+            assert_eq!(log.write(Kind::Beat, loser, "loser", |_| {}), Folded::Void);
+            // The winner wrote nothing, and has a next owner.
+            let mut log = begun();
+            assert_eq!(log.write(Kind::Claim { after: 100 }, 7_000, "late", |_| {}), Folded::Void);
+            assert_eq!(log.write(Kind::Claim { after: winner }, 1_000, "next", |_| {}), Folded::Taken);
+            assert_eq!((log.state().epoch, log.state().writer.as_str()), (1_000, "next"));
+            assert_eq!(log.mark(1_000, "next", 1, 10), Folded::Taken);
+            // The one that was seen held after all.
+            let mut log = begun();
+            assert_eq!(log.write(Kind::Claim { after: loser }, 1_000, "next", |_| {}), Folded::Taken);
+            assert_eq!(log.state().writer, "next");
+        }
+    }
+
+    #[test]
+    fn p6_who_wrote_is_kept_through_lines_that_do_not_say_it() {
+        let mut log = Log::new();
+        log.claim(1, "a");
+        log.mark(1, "a", 1, 10);
+        log.write(Kind::Claim { after: 1 }, 30, "an earlier build", |_| {});
+        log.mark(30, "an earlier build", 2, 10);
+        log.write(Kind::Claim { after: 30 }, 70, "b", |_| {});
+        assert!(log.state().lineage.has(2, 30), "{:?}", log.state().lineage);
     }
 
     #[test]

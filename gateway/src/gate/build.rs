@@ -425,9 +425,14 @@ impl Opening<'_> {
         let all = beating.session.shards("").await?;
         let placed = all.iter().filter(|state| state.position.is_some());
         *self.route.at_opening.lock() = placed.map(|state| state.shard.clone()).collect();
-        for ShardState { shard, .. } in all {
-            if !wanted.contains(&shard) && !planted!(OthersNotLearnt) {
-                self.route.learn_marks_of(&mut beating, &shard).await?;
+        for state in all {
+            if wanted.contains(&state.shard) || planted!(OthersNotLearnt) {
+                continue;
+            }
+            if let Some(behind) = self.route.learn_marks_at(&mut beating, &state).await? {
+                self.route.report(&[behind]);
+                let seen = *self.route.history.read();
+                self.route.rebuild(&mut beating, seen).await?;
             }
         }
         // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.

@@ -125,6 +125,7 @@ impl Lane {
         for (slot, id) in self.wanted(false) {
             taken.insert(slot, self.take(slot, &id, Acquire::Force).await?);
         }
+        let mut rebuilt_here = false;
         'again: loop {
             for (slot, state) in &taken {
                 let mine = self.slots.get(slot).map(|shard| shard.last);
@@ -136,8 +137,12 @@ impl Lane {
                 match standing.map_err(|fault| fault.to_string())? {
                     Standing::Level => self.adopt(*slot, state, rewind_all),
                     Standing::SinkAhead => self.adopt(*slot, state, true),
-                    Standing::Regressed => {
-                        route.report(&[Behind::new(state.shard.clone(), known, state)]);
+                    standing @ (Standing::Regressed | Standing::Forgotten) => {
+                        if std::mem::replace(&mut rebuilt_here, true) {
+                            // It moved on while everything was learnt: as it was taken it does not stand any more.
+                            return Err("another owner has taken a shard over while facts were learnt".into());
+                        }
+                        route.report(&[Behind::new(known, state, standing)]);
                         let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
@@ -222,7 +227,7 @@ impl Lane {
         let shares = slot == CALL_SLOT || self.route.rules.copies_anywhere;
         let floor_ms = if shares { shard.floor_ms } else { i64::MIN };
         // Had another owner written in between, what lies below the position may be what it has read, and counted.
-        let nobody_between = state.lineage.writer(state.sequence).is_none_or(|writer| writer <= shard.epoch);
+        let nobody_between = shard.alone_wrote(state);
         shard.adopt(state);
         shard.floor_ms = shard.floor_ms.max(floor_ms);
         if rewind && slot != CALL_SLOT && !planted!(PositionNotSought) {
@@ -278,8 +283,9 @@ impl Lane {
                 self.route.known(&id)
             };
             let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen).await;
-            if standing.map_err(|fault| fault.to_string())? == Standing::Regressed {
-                self.route.report(&[Behind::new(id.clone(), known, &state)]);
+            let standing = standing.map_err(|fault| fault.to_string())?;
+            if standing.is_lost() {
+                self.route.report(&[Behind::new(known, &state, standing)]);
                 let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 // The lane's other shards belong to the lost history too.
@@ -376,6 +382,8 @@ impl Lane {
         let found = self.slots.iter().find(|(_, owned)| &*owned.id == shard);
         let found = found.map(|(&slot, owned)| (slot, owned.generation));
         let reason = format!("fenced: shard {shard} now belongs to {owner} (epoch {epoch})");
+        // It may have taken it on a sink that went back: all is compared before the next verdict (P6).
+        self.recheck = true;
         error!(route = %self.route.name, lane = self.id, "{reason}");
         match found {
             Some((CALL_SLOT, _)) => {
@@ -390,7 +398,7 @@ impl Lane {
                     drop(events.send(FromLane::Fenced { slot, generation, owner: owner.into(), reason }));
                 }
             }
-            None => self.recheck = true,
+            None => {}
         }
     }
 
@@ -528,7 +536,12 @@ impl Lane {
         let route = self.route.clone();
         for (at, step) in flight.steps.iter().enumerate() {
             if !ours.contains(&at) {
-                route.learn_marks_of(&mut self.beating(&[]), &step.shard).await?;
+                let behind = route.learn_marks_of(&mut self.beating(&[]), &step.shard).await?;
+                if let Some(behind) = behind {
+                    route.report(&[behind]);
+                    let seen = *route.history.read();
+                    route.rebuild(&mut self.beating(&[]), seen).await?;
+                }
             }
         }
         Ok(Some(match resolution {

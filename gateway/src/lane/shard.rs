@@ -14,6 +14,8 @@ use dedup_store::Checkpoint;
 pub(crate) struct OwnedShard {
     pub(crate) id: ShardId,
     pub(crate) epoch: i64,
+    /// When it was adopted; `epoch` may have been raised since, and all between are this owner's.
+    adopted: i64,
     /// The last batch settled.
     pub(crate) last: Last,
     /// The position that the sink holds.
@@ -39,6 +41,15 @@ pub(crate) enum Standing {
     SinkAhead,
     /// The sink went back (P6).
     Regressed,
+    /// So many owners have written since that the sink cannot say whether it holds what is known here.
+    Forgotten,
+}
+
+impl Standing {
+    /// What is known here may not be so in the sink: it is to be learnt anew.
+    pub(crate) fn is_lost(self) -> bool {
+        matches!(self, Standing::Regressed | Standing::Forgotten)
+    }
 }
 
 /// The last batch of a shard that is known here.
@@ -78,7 +89,8 @@ impl Last {
 /// Compares the last batch known here with the sink's.
 pub(crate) fn standing(known: Last, sink: &ShardState) -> Standing {
     if known.held(sink) < known.sequence {
-        Standing::Regressed
+        let forgotten = sink.sequence >= known.sequence && sink.lineage.has_forgotten(known.sequence);
+        if forgotten { Standing::Forgotten } else { Standing::Regressed }
     } else if sink.sequence > known.sequence {
         Standing::SinkAhead
     } else {
@@ -91,6 +103,7 @@ impl OwnedShard {
         Self {
             id: state.shard.clone(),
             epoch: state.epoch,
+            adopted: state.epoch,
             last: Last::of(&state.lineage, state.sequence),
             position: state.position,
             watermark_ms: state.watermark_ms,
@@ -101,6 +114,12 @@ impl OwnedShard {
         }
     }
 
+    /// Nobody else has written to it, as the sink says.
+    pub(crate) fn alone_wrote(&self, state: &ShardState) -> bool {
+        let ours = |writer| writer == self.last.epoch || (self.adopted..=self.epoch).contains(&writer);
+        state.lineage.writer(state.sequence).is_none_or(ours)
+    }
+
     /// Callers write through it, and no source.
     pub(crate) fn is_callers(&self) -> bool {
         self.id.starts_with("http/")
@@ -108,7 +127,7 @@ impl OwnedShard {
 
     /// The sink's word after a new acquire; everything taken from the source since is forgotten.
     pub(crate) fn adopt(&mut self, state: &ShardState) {
-        self.epoch = state.epoch;
+        (self.epoch, self.adopted) = (state.epoch, state.epoch);
         self.last = Last::of(&state.lineage, state.sequence);
         self.position = state.position;
         self.watermark_ms = state.watermark_ms;

@@ -10,7 +10,7 @@ end
 local function taken_over(lineage, sequence, epoch)
   local reigns = {}
   for reign in string.gmatch(lineage, '%S+') do
-    if tonumber(string.match(reign, '^[^:]*')) < tonumber(sequence) then
+    if (tonumber(string.match(reign, '^[^:]*')) or math.huge) < tonumber(sequence) then
       reigns[#reigns + 1] = reign
     end
   end

@@ -443,7 +443,6 @@ impl Setup {
         let bench = Arc::new(Mutex::new(self.bench(
             World {
                 db: Arc::default(),
-                epochs: BTreeMap::new(),
                 older: None,
                 alive: vec![false; self.instances * self.lanes],
                 attempts: Vec::new(),
@@ -1172,7 +1171,6 @@ impl Model for Setup {
             instances: routes.into_iter().map(|route| Rc::new(Instance { route, older: None })).collect(),
             world: World {
                 db: Arc::default(),
-                epochs: BTreeMap::new(),
                 older: None,
                 alive: vec![false; lanes],
                 attempts: Vec::new(),

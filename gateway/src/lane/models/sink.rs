@@ -211,8 +211,6 @@ impl Db {
 #[derive(Clone, Hash, Debug)]
 pub(super) struct World {
     pub(super) db: Arc<Db>,
-    /// The highest epoch that each shard has had in any history: none comes again.
-    pub(super) epochs: BTreeMap<ShardId, i64>,
     /// What the sink may go back to.
     pub(super) older: Option<Arc<Db>>,
     /// Whether each lane's connection stands.
@@ -351,10 +349,9 @@ impl World {
             lineage: Lineage::default(),
         });
         if plant != Some(Plant::SameEpoch) || row.epoch == 0 {
-            let highest = self.epochs.entry(shard.clone()).or_default();
-            let above = if plant == Some(Plant::EpochsAgain) { row.epoch } else { *highest };
-            row.epoch = above.max(least) + 1;
-            *highest = row.epoch.max(*highest);
+            // None comes again after the sink went back, and those of its new history are the lower ones.
+            let rise = if self.went_back || plant == Some(Plant::EpochsAgain) { 1 } else { 1_000 };
+            row.epoch = row.epoch.max(least) + rise;
         }
         row.owner = lane;
         if plant != Some(Plant::LineageNotKept) || row.lineage == Lineage::default() {

@@ -81,7 +81,7 @@ impl Rig {
             ghosts: Vec::new(),
             connections: Default::default(),
             next_connection: 0,
-            epochs: Default::default(),
+            taken: 0,
             down_until: None,
             frozen: Default::default(),
             resolve_by_force: false,
