@@ -328,8 +328,7 @@ mod tests {
             ..ShardState::unowned(&"s".into())
         };
         let known = Last { sequence: 4, epoch: 7 };
-        for (sequence, lineage, held) in
-            [(4, "0:7 2:9", 2), (9, "0:7 2:9", 2), (4, "0:3 1:9", 1), (4, "", 0), (40, "30:8", 0)]
+        for (sequence, lineage, held) in [(4, "0:7 2:9", 2), (9, "0:7 2:9", 2), (4, "0:3 1:9", 1), (4, "", 0)]
         {
             let sink = sink(sequence, lineage);
             assert_eq!(
@@ -338,6 +337,7 @@ mod tests {
                 "{lineage:?}"
             );
         }
+        assert_eq!(standing(known, &sink(40, "30:8")), Standing::Forgotten, "nobody says who wrote it");
     }
 
     #[test]
