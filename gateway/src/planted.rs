@@ -78,7 +78,6 @@ mod bugs {
         MismatchIgnored: "other content under a known key is a duplicate",
         LetterLeftOut: "a dead letter is not in its batch",
         StoreAheadTaken: "a sink that went back behind the store is not noticed",
-        OverwrittenTaken: "a sink that went back, and was written on by another owner, is not noticed",
         ForgetNotMarked: "a key is taken back in the store and not in the marks",
         AheadTaken: "an event time far ahead is taken",
         FloorNotHonoured: "a shard's floor is not honoured by its next owner",

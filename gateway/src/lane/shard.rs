@@ -79,7 +79,7 @@ impl Last {
         if sink.sequence < sequence {
             return sink.sequence;
         }
-        if epoch == 0 || sink.lineage.has(sequence, epoch) || planted!(OverwrittenTaken) {
+        if epoch == 0 || sink.lineage.has(sequence, epoch) {
             return sequence;
         }
         sink.lineage.before_writer(sequence).unwrap_or(0)
