@@ -16,6 +16,9 @@ pub mod decode;
 pub mod duckdb;
 #[cfg(feature = "sqlite")]
 pub mod files;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(feature = "http-client")]
 mod http_client;
 #[cfg(feature = "journal")]

@@ -94,6 +94,9 @@ mod files;
 mod filter;
 mod fingerprint;
 mod floors;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod manifest;
 mod plan;
 mod rows;

@@ -157,7 +157,7 @@ impl Manifest {
         txn.commit().map_err(|error| container.fail(error))
     }
 
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let row = match &self.identity {
             None => Writer::default().u8(0),
             Some(identity) => Writer::default()
@@ -178,7 +178,7 @@ impl Manifest {
         parts.seal()
     }
 
-    fn decode(row: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(row: &[u8]) -> Result<Self, String> {
         let mut row = Reader::open(row)?;
         let identity = match row.u8()? {
             0 => None,

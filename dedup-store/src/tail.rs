@@ -402,7 +402,7 @@ fn checkpoint_row(checkpoint: &Checkpoint) -> Vec<u8> {
         .seal()
 }
 
-fn read_checkpoint(row: &[u8]) -> Result<Checkpoint, String> {
+pub(crate) fn read_checkpoint(row: &[u8]) -> Result<Checkpoint, String> {
     let mut row = Reader::open(row)?;
     let mut checkpoint = Checkpoint {
         shard: row.text()?.into(),
@@ -429,7 +429,7 @@ fn tombstone_row(tombstone: &Tombstone) -> Vec<u8> {
     tombstone.by.iter().fold(row, |row, (shard, sequence)| row.text(shard).i64(*sequence)).seal()
 }
 
-fn read_tombstone(row: &[u8]) -> Result<Tombstone, String> {
+pub(crate) fn read_tombstone(row: &[u8]) -> Result<Tombstone, String> {
     let mut row = Reader::open(row)?;
     let mut tombstone =
         Tombstone { settled_again: row.u8()? != 0, event_ms: row.i64()?, erased: row.u64()?, by: Vec::new() };

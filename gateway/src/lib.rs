@@ -10,6 +10,9 @@ pub mod config;
 pub mod door;
 pub mod drill;
 pub mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gate;
 mod heartbeat;
 pub mod key;

@@ -18,6 +18,8 @@ use std::ops::Range;
 use adapters::sink::RowKind;
 use dedup_store::{Digest, Fingerprint};
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::time::event_ms;
 pub use self::{
     compile::Namer,
     rules::{ColumnSource, Constant, DeleteWhen, DigestOver, NamingRules, UnknownFields},

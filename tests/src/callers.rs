@@ -21,6 +21,8 @@ const ARRAY: usize = 20;
 /// One in so many is a copy.
 const COPY_EVERY: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Kills that fit into it with ease.
+const KILLS: usize = 50;
 
 /// Several at work.
 pub struct Callers {
@@ -32,7 +34,7 @@ impl Callers {
     /// They send `payload` of each number to `path`.
     pub fn start(address: SocketAddr, path: &'static str, payload: fn(usize) -> String) -> Self {
         let (next, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + crate::for_kills(PATIENCE, KILLS);
         let caller = |number: usize| {
             let (next, over, mut client) = (next.clone(), over.clone(), HttpClient::new(address));
             let take = if number == 0 { ARRAY } else { 1 };

@@ -216,6 +216,11 @@ impl Gateway {
         Some(samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
+    /// The folder of its store.
+    pub fn store(&self) -> PathBuf {
+        self.path("store")
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

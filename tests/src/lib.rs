@@ -7,6 +7,7 @@ pub mod conformance;
 pub mod fleet;
 pub mod gateway;
 pub mod http_client;
+pub mod plot;
 pub mod proxy;
 pub mod redis_proxy;
 pub mod route;
@@ -36,6 +37,21 @@ pub fn free_port() -> u16 {
             return port;
         }
     }
+}
+
+/// A number of the environment, for runs at length.
+pub fn setting(name: &str, otherwise: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
+}
+
+/// `kill -9`s of one test: `ONCEGATE_KILLS` for runs at length (`tests/kills.sh`).
+pub fn kills(otherwise: usize) -> usize {
+    setting("ONCEGATE_KILLS", otherwise)
+}
+
+/// `patience` with `otherwise` kills, as much longer as there are more of them.
+pub fn for_kills(patience: Duration, otherwise: usize) -> Duration {
+    patience.mul_f64((kills(otherwise) as f64 / otherwise as f64).max(1.0))
 }
 
 /// Waits until no other test of this binary that asks for it runs: for tests whose times would not hold beside another.

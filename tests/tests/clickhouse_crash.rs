@@ -137,13 +137,14 @@ async fn every_acknowledged_record_is_one_row_of_clickhouse_through_kills_of_bot
 
     let callers = Callers::start(gateway.listen(), "/v1/events", payload);
     let mut random = StdRng::seed_from_u64(11);
-    goes_through(&mut gateway, &server, 10, 5, &mut random).await;
+    let kills = oncegate_tests::kills(10);
+    goes_through(&mut gateway, &server, kills, 5, &mut random).await;
     let cuts = cutter.count.load(Ordering::Relaxed);
     drop(cutter);
     tokio::time::sleep(Duration::from_millis(500)).await;
     let acknowledged = callers.end().await;
     let model: BTreeMap<String, usize> = acknowledged.into_iter().map(|n| (format!("k{n:07}"), n)).collect();
-    println!("{cuts} cuts, {} inserts, {} keys acknowledged", proxy.inserts(), model.len());
+    println!("{kills} kills, {cuts} cuts, {} inserts, {} keys acknowledged", proxy.inserts(), model.len());
     assert!(model.len() > 100, "only {} keys", model.len());
     equals(&server, &table, &model).await;
     assert!(gateway.terminate().await.success(), "{}", gateway.log_tail(20));
@@ -198,7 +199,7 @@ async fn relay(topic: &'static str, records: usize, kills: usize, engine_every: 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_into_clickhouse_ends_in_its_model_through_kills_of_both() {
-    relay("to_clickhouse", 30_000, 16, 6).await;
+    relay("to_clickhouse", 30_000, oncegate_tests::kills(16), 6).await;
 }
 
 /// `cargo test -p oncegate-tests --test clickhouse_crash -- --ignored` with all its records and kills.

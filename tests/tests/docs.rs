@@ -53,6 +53,12 @@ fn functions() -> BTreeSet<String> {
             names.insert(name);
         }
         names.extend(read(&path).split('"').filter(|text| is_name(text)).map(str::to_owned));
+        // Those that a macro makes of a list.
+        let text = read(&path);
+        let listed = text.lines().filter_map(|line| line.trim().split_once(": "));
+        names.extend(
+            listed.map(|(name, _)| name).filter(|name| name.ends_with("_at_length")).map(str::to_owned),
+        );
     }
     names
 }
@@ -74,6 +80,49 @@ fn tests_that_the_docs_name_exist() {
             .collect();
         assert!(unknown.is_empty(), "{page} names tests that do not exist: {unknown:#?}");
     }
+}
+
+/// What a source says between the two texts.
+fn between(path: &str, start: &str, end: &str) -> String {
+    let text = read(&root().join(path));
+    let (_, rest) = text.split_once(start).unwrap_or_else(|| panic!("{path} has no {start:?}"));
+    rest.split(end).next().unwrap_or_default().to_owned()
+}
+
+/// Each invariant of simulation and models, each kind of sink that is simulated and each test with kills is on the page of the promises,
+/// and no other.
+#[test]
+fn the_promises_name_invariants_simulated_sinks_and_drills() {
+    let page = read(&root().join("docs/guarantees.md"));
+    let (_, part) = page.split_once("## Simulation, models and drills").expect("the part");
+    let part = part.split("\n## ").next().unwrap_or_default();
+    let tables: Vec<&str> = part.split("\n\n").filter(|text| text.starts_with('|')).collect();
+    let column = |table: &str, at: usize| -> BTreeSet<String> {
+        let cells =
+            table.lines().skip(2).map(|line| line.split('|').nth(at + 1).unwrap_or_default().to_owned());
+        cells.flat_map(|cell| quoted(&cell)).collect()
+    };
+
+    let source = between("gateway/src/lane/sim/invariant.rs", "invariants! {", "\n}\n");
+    let simulated: BTreeSet<String> = source.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    assert!(simulated.len() >= 19, "{simulated:?}");
+    assert_eq!(column(tables[0], 1), simulated, "invariants of the simulation");
+    let models = between("docs/proof.md", "| invariant | says |", "\n\n");
+    let models: BTreeSet<String> =
+        models.lines().skip(2).filter_map(|line| quoted(line).into_iter().next()).collect();
+    assert_eq!(column(tables[0], 2), models, "invariants of the models");
+
+    let kinds = between("gateway/src/lane/sim/model/plan.rs", "KINDS: [&'static str; 8] = [", "];");
+    for kind in kinds.split('"').skip(1).step_by(2) {
+        assert!(tables[1].contains(&format!("\"{kind}\"")), "no sink is simulated as {kind:?}");
+    }
+    let kills = between("tests/kills.sh", "tests=\"", "\"\n");
+    let kills: BTreeSet<String> =
+        kills.lines().filter_map(|line| line.split_whitespace().nth(2)).map(str::to_owned).collect();
+    assert_eq!(column(tables[1], 2), kills, "tests of tests/kills.sh");
+    let functions = functions();
+    let missing: Vec<&String> = kills.iter().filter(|name| !functions.contains(*name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// The options of the example, also those that stand in comments.

@@ -20,6 +20,7 @@ use oncegate_tests::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
+/// Without `ONCEGATE_KILLS`; the relay has half of them.
 const KILLS: usize = 24;
 /// One record in so many is a copy of an earlier one, or bad.
 const COPY_EVERY: usize = 5;
@@ -113,12 +114,13 @@ async fn every_acknowledged_record_is_in_one_file_once_through_kills() {
 
     let callers = Callers::start(gateway.listen(), "/v1/events", payload);
     let mut random = StdRng::seed_from_u64(11);
-    gateway.goes_through(KILLS, 50..600, &mut random).await;
+    let kills = oncegate_tests::kills(KILLS);
+    gateway.goes_through(kills, 50..600, &mut random).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let acknowledged = callers.end().await;
     let model: BTreeMap<String, String> =
         acknowledged.into_iter().map(|n| (format!("k{n:07}"), payload(n))).collect();
-    println!("{KILLS} kills, {} keys acknowledged", model.len());
+    println!("{kills} kills, {} keys acknowledged", model.len());
     assert!(model.len() > 1000, "only {} keys", model.len());
     reader.equals(&model).await;
     assert!(gateway.terminate().await.success(), "{}", gateway.log_tail(20));
@@ -141,7 +143,7 @@ async fn a_relay_into_files_ends_in_its_model_through_kills() {
     gateway.start().await;
     let mut random = StdRng::seed_from_u64(7);
     let (mut model, mut bad) = (BTreeMap::new(), 0);
-    let rounds = KILLS / 2;
+    let rounds = oncegate_tests::kills(KILLS / 2);
     for round in 0..rounds {
         let part = RELAYED * round / rounds..RELAYED * (round + 1) / rounds;
         let records = part.map(|n| {

@@ -10,8 +10,10 @@ use std::{
 };
 
 use oncegate_tests::{
+    for_kills,
     gateway::Gateway,
     http_client::HttpClient,
+    kills,
     route::OrdersRoute,
     servers::Postgres,
     workload::{Change, Mode, Order, Workload, assert_table_equals, now_us, orders_table},
@@ -19,6 +21,7 @@ use oncegate_tests::{
 use rand::{SeedableRng, rngs::StdRng};
 
 const CLIENTS: usize = 8;
+/// Without `ONCEGATE_KILLS`.
 const KILLS: usize = 50;
 const SEED: u64 = 11;
 /// Two of the clients send arrays of so many records.
@@ -122,7 +125,8 @@ async fn every_acknowledged_key_is_in_the_table_once_through_fifty_kills() {
 
     let workload = Arc::new(Workload::generate(Mode::Insert, SEED, 400_000, 30, now_us()));
     let (next, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let deadline = Instant::now() + Duration::from_secs(400);
+    let kills = kills(KILLS);
+    let deadline = Instant::now() + for_kills(Duration::from_secs(400), KILLS);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
             let (workload, next, over) = (workload.clone(), next.clone(), over.clone());
@@ -147,7 +151,7 @@ async fn every_acknowledged_key_is_in_the_table_once_through_fifty_kills() {
         .collect();
 
     let mut random = StdRng::seed_from_u64(SEED);
-    gateway.goes_through(KILLS, 100..900, &mut random).await;
+    gateway.goes_through(kills, 100..900, &mut random).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     over.store(true, Ordering::Relaxed);
 
@@ -159,7 +163,7 @@ async fn every_acknowledged_key_is_in_the_table_once_through_fifty_kills() {
     }
     all.iter().for_each(|(order_id, receipts)| check(order_id, receipts));
     let records: usize = all.values().map(Vec::len).sum();
-    println!("{KILLS} kills, {records} records acknowledged, {} keys", all.len());
+    println!("seed {SEED}: {kills} kills, {records} records acknowledged, {} keys", all.len());
     assert!(records > 1000, "only {records} records were acknowledged");
     let mut model = workload.model();
     model.retain(|order_id, _| all.contains_key(order_id));

@@ -457,6 +457,9 @@ async fn keys_come_from_the_body_where_the_caller_gives_none() {
     assert_eq!(client.get("/v1/pay").await.expect("an answer").status, 401);
 }
 
+/// Without `ONCEGATE_KILLS`.
+const KILLS: usize = 25;
+
 /// What one caller was told of a key.
 #[derive(Clone, Debug)]
 struct Told {
@@ -516,7 +519,7 @@ async fn drill(honours: bool, kills: usize) -> (BTreeMap<String, Vec<Told>>, Arc
     }
     // Each key once more, until there is no more to be learnt of it.
     let mut client = rig.client();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + oncegate_tests::for_kills(Duration::from_secs(60), KILLS);
     for number in 0..next.load(Ordering::Relaxed) {
         let case = format!("n{number}");
         let key = format!("key-{case}");
@@ -565,7 +568,7 @@ fn check(all: &BTreeMap<String, Vec<Told>>, service: &Service) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stop_gives_each_key_one_effect_at_most_through_kills() {
-    let (all, service) = drill(false, 25).await;
+    let (all, service) = drill(false, oncegate_tests::kills(KILLS)).await;
     let answered = check(&all, &service);
     let unknown = all.values().filter(|told| told.last().is_some_and(|last| last.status == 502)).count();
     println!("stop: {} keys, {answered} answered, {unknown} unknown", all.len());
@@ -577,7 +580,7 @@ async fn stop_gives_each_key_one_effect_at_most_through_kills() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_gives_each_key_one_effect_through_kills_where_the_service_honours_keys() {
-    let (all, service) = drill(true, 25).await;
+    let (all, service) = drill(true, oncegate_tests::kills(KILLS)).await;
     let answered = check(&all, &service);
     println!("retry: {} keys, {answered} answered", all.len());
     assert_eq!(answered, all.len(), "every key has its answer in the end");

@@ -6,7 +6,6 @@
 //! ```text
 //! cargo test -p oncegate-tests --test instances -- --ignored --nocapture drill_of_a_million
 //! cargo test -p oncegate-tests --test instances -- --ignored --nocapture drill_with_three_brokers
-//! ONCEGATE_SOAK_MINUTES=120 cargo test -p oncegate-tests --test instances -- --ignored --nocapture soak
 //! ```
 
 use std::{
@@ -15,11 +14,11 @@ use std::{
 };
 
 use oncegate_tests::{
-    eventually,
     fleet::{Fault, Fleet},
     gateway::Gateway,
     route::OrdersRoute,
     servers::{Kafka, Postgres, Produced},
+    setting,
     workload::{
         Change, Mode, Workload, assert_each_effect_once, await_table, effects_of, now_us, orders_table,
     },
@@ -128,10 +127,6 @@ async fn assert_in_order(client: &Client) {
     assert!(lines.is_empty(), "effects out of order:\n{}", lines.join("\n"));
 }
 
-fn setting(name: &str, otherwise: usize) -> usize {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
-}
-
 /// Two fleets side by side: one by cooperative-sticky assignment, whose table has a row key; one of fixed names by eager
 /// assignment, whose table has none, so that only the marks tell copies.
 #[tokio::test(flavor = "multi_thread")]
@@ -158,95 +153,6 @@ async fn p13_members_that_die_freeze_join_and_leave_write_every_key_once_and_in_
     };
     let kafka = Kafka::start();
     tokio::join!(cooperative.run(&kafka), eager.run(&kafka));
-}
-
-/// What one look at a gateway under a steady load shows.
-#[derive(Clone, Copy, Debug)]
-struct Look {
-    lag: f64,
-    memory_mib: u64,
-    files: usize,
-}
-
-/// Resident memory in MiB, and open file descriptors.
-fn look_at(pid: u32) -> (u64, usize) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-    let kib: u64 = line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-    (kib >> 10, files)
-}
-
-/// A steady load for `ONCEGATE_SOAK_MINUTES` (120): lag, memory and file descriptors stay flat, and the table is right at the end. The
-/// window is a minute, so that keys expire all the while.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes hours: see the module"]
-async fn soak() {
-    let minutes = setting("ONCEGATE_SOAK_MINUTES", 120);
-    let rate = setting("ONCEGATE_SOAK_RATE", 2_000);
-    let (kafka, postgres) = (Kafka::start(), Postgres::shared());
-    let table = postgres.database("soak", "CREATE TABLE t (id text NOT NULL, at bigint NOT NULL)").await;
-    kafka.topic("soak", PARTITIONS.cast_signed()).await;
-    let mut gateway = Gateway::new(&format!(
-        "[sinks.t]\ntype = \"postgres\"\nurl = \"{}\"\ntable = \"public.t\"\n\n\
-         [routes.t]\nsink = \"t\"\nkey = \"/id\"\nevent_time = \"/at\"\ntime_unit = \"ms\"\nwindow = \"1m\"\nlateness = \"10s\"\n\
-         lanes = {{ http = 0, relay = 2 }}\n\n\
-         [routes.t.kafka]\nbrokers = \"{}\"\ntopics = [\"soak\"]\ngroup = \"soak\"\n",
-        postgres.url("soak"),
-        kafka.brokers()
-    ));
-    gateway.start().await;
-    let pid = gateway.pid().expect("it runs");
-    let (begun, end) = (Instant::now(), Duration::from_secs(60 * minutes as u64));
-    let (mut looks, mut sent, mut second) = (Vec::<Look>::new(), 0_i64, 0_u64);
-    let every = if minutes > 20 { 60 } else { 10 };
-    println!("{:>7} {:>12} {:>8} {:>10} {:>6}", "seconds", "records", "lag", "memory MiB", "files");
-    while begun.elapsed() < end {
-        let now_ms = jiff::Timestamp::now().as_millisecond();
-        let fresh = (rate * 4 / 5) as i64;
-        let record = |n: i64| Produced {
-            partition: (n % i64::from(PARTITIONS)) as i32,
-            // A copy has the event time of the first.
-            payload: Some(format!(r#"{{"id":"{n}","at":{}}}"#, now_ms - n % 5).into_bytes()),
-            ..Produced::default()
-        };
-        let records: Vec<Produced> = (sent..sent + fresh)
-            .flat_map(|n| if n % 4 == 0 { vec![record(n), record(n)] } else { vec![record(n)] })
-            .collect();
-        kafka.produce("soak", records);
-        sent += fresh;
-        second += 1;
-        if second.is_multiple_of(every) {
-            let lag = gateway.metric("oncegate_lag_records", &[]).await.unwrap_or(-1.0);
-            let (memory_mib, files) = look_at(pid);
-            println!("{second:>7} {sent:>12} {lag:>8} {memory_mib:>10} {files:>6}");
-            looks.push(Look { lag, memory_mib, files });
-        }
-        tokio::time::sleep((begun + Duration::from_secs(second)).saturating_duration_since(Instant::now()))
-            .await;
-    }
-    eventually("the rest", Duration::from_secs(60), async || {
-        let row =
-            table.query_one("SELECT count(*), count(DISTINCT id) FROM t", &[]).await.expect("an answer");
-        let (all, distinct): (i64, i64) = (row.get(0), row.get(1));
-        assert_eq!(all, distinct, "rows came twice");
-        if all == sent { Ok(()) } else { Err(format!("{all} of {sent}")) }
-    })
-    .await;
-    // The first third warms up: the window fills, slots are sealed for the first time.
-    let settled = &looks[looks.len() / 3..];
-    let half = settled.len() / 2;
-    let most = |part: &[Look], of: fn(&Look) -> f64| part.iter().map(of).fold(0.0, f64::max);
-    let (early, late) = settled.split_at(half);
-    for (what, of, room) in [
-        ("memory", (|look| look.memory_mib as f64) as fn(&Look) -> f64, 24.0),
-        ("files", |look| look.files as f64, 8.0),
-        ("lag", |look| look.lag, (rate * 3) as f64),
-    ] {
-        let (early, late) = (most(early, of), most(late, of));
-        println!("{what}: {early} at most, then {late}");
-        assert!(late <= early * 1.1 + room, "{what} grows: {early}, then {late}");
-    }
 }
 
 /// `ONCEGATE_DRILL_RECORDS` and `ONCEGATE_DRILL_FAULTS` set other sizes.

@@ -141,16 +141,16 @@ impl Source {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kafka_to_kafka_each_event_once_and_in_order_through_kills() {
-    const ROUNDS: usize = 12;
     const RECORDS: usize = 120_000;
+    let rounds = oncegate_tests::kills(12);
     let kafka = Kafka::shared();
     let mut source = Source::new(kafka, "kills", PARTITIONS, RECORDS, 5).await;
     let mut gateway = Gateway::new(&source.config(kafka, "lanes = { http = 0, relay = 2 }"));
     gateway.start().await;
     let mut random = StdRng::seed_from_u64(7);
     let begun = Instant::now();
-    for round in 1..=ROUNDS {
-        source.produce(kafka, RECORDS * round / ROUNDS);
+    for round in 1..=rounds {
+        source.produce(kafka, RECORDS * round / rounds);
         tokio::time::sleep(Duration::from_millis(random.random_range(50..2_500))).await;
         gateway.kill();
         gateway.spawn();

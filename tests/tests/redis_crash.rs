@@ -11,9 +11,10 @@ use std::{
 };
 
 use oncegate_tests::{
-    eventually,
+    eventually, for_kills,
     gateway::Gateway,
     http_client::HttpClient,
+    kills,
     redis_proxy::{RedisProxy, Snag},
     route::OrdersRoute,
     servers::{Hashes, Kafka, Produced, Redis},
@@ -223,7 +224,7 @@ async fn relays(names: [&'static str; 3], records: usize, kills: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn relays_into_redis_end_in_their_models_through_kills_of_both_and_lost_replies() {
-    relays(["inserted", "upserted", "newest"], 12_000, 8).await;
+    relays(["inserted", "upserted", "newest"], 12_000, kills(8)).await;
 }
 
 /// The long run: see docs/redis.md for its command.
@@ -262,6 +263,7 @@ async fn send(client: &mut HttpClient, route: &str, change: &Change, deadline: I
 async fn http_into_redis_ends_in_its_model_through_kills_of_both_and_lost_replies() {
     const CLIENTS: u64 = 3;
     const ROUNDS: usize = 10;
+    let rounds = kills(ROUNDS);
     let mut redis = Redis::start("");
     let proxy = RedisProxy::start(redis.port()).await;
     let url = redis.url_through(proxy.port(), 0);
@@ -282,13 +284,14 @@ async fn http_into_redis_ends_in_its_model_through_kills_of_both_and_lost_replie
     let mut gateway = Gateway::new(&config);
     gateway.start().await;
     let over = Arc::new(AtomicBool::new(false));
-    let deadline = Instant::now() + Duration::from_secs(180);
+    let deadline = Instant::now() + for_kills(Duration::from_secs(180), ROUNDS);
+    let records = 1600 * rounds.max(ROUNDS) / ROUNDS;
     let clients: Vec<_> = (0..CLIENTS)
         .flat_map(|number| routes.map(|route| (number, route)))
         .map(|(number, (name, mode))| {
             let (over, mut client) = (over.clone(), HttpClient::new(gateway.listen()));
             tokio::spawn(async move {
-                let workload = Workload::generate(mode, SEED * 100 + number, 1600, COPIES, now_us());
+                let workload = Workload::generate(mode, SEED * 100 + number, records, COPIES, now_us());
                 let mut known = std::collections::HashSet::new();
                 let mut count = 0;
                 while !over.load(Ordering::Relaxed) && count < workload.sent.len() {
@@ -304,7 +307,7 @@ async fn http_into_redis_ends_in_its_model_through_kills_of_both_and_lost_replie
         .collect();
     let mut random = StdRng::seed_from_u64(SEED);
     let mut done = Done::default();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         trouble(round, &mut gateway, &mut redis, &proxy, &mut random, &mut done).await;
     }
     gateway.ready(Duration::from_secs(60)).await;
@@ -328,7 +331,7 @@ async fn http_into_redis_ends_in_its_model_through_kills_of_both_and_lost_replie
         assert!(distinct > 300, "{name}: only {distinct} events");
         models.insert(name, (expected(name, mode, &model), distinct));
     }
-    assert!(done.snags * 2 > ROUNDS, "{done:?}");
+    assert!(done.snags * 2 > rounds, "{done:?}");
     let check = || {
         for (name, (expected, distinct)) in &models {
             assert_equal(&redis, name, expected);

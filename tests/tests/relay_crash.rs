@@ -8,6 +8,7 @@ use std::{
 
 use oncegate_tests::{
     gateway::Gateway,
+    kills,
     proxy::{Action, Point, Proxy},
     route::OrdersRoute,
     servers::{Kafka, Postgres, Produced},
@@ -21,10 +22,10 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 const RECORDS: usize = 300_000;
 const COPIES: u32 = 20;
 const PARTITIONS: u32 = 4;
+/// Without `ONCEGATE_KILLS`.
 const KILLS: usize = 50;
 const TERMINATIONS: usize = 50;
 const CUTS: usize = 20;
-const ROUNDS: usize = KILLS;
 const SEED: u64 = 21;
 
 /// One mode's topic, table and what is left to produce.
@@ -79,13 +80,14 @@ async fn each_mode_ends_in_its_model_through_kills_ended_backends_and_lost_repli
 
     let mut random = StdRng::seed_from_u64(SEED);
     let mut done = Done::default();
+    let rounds = kills(KILLS);
     let begun = Instant::now();
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds {
         // Set before there is anything to write, so that the first commits of this round go into it.
         let point = if done.cuts % 2 == 0 { Point::CommitSent } else { Point::CommitDone };
-        let sprung = (done.cuts * ROUNDS < CUTS * round).then(|| proxy.trap(point, Action::Cut));
+        let sprung = (done.cuts * rounds < CUTS * round).then(|| proxy.trap(point, Action::Cut));
         for course in &mut courses {
-            course.produce(kafka, RECORDS * round / ROUNDS);
+            course.produce(kafka, RECORDS * round / rounds);
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(50..400))).await;
         if let Some(sprung) = sprung {
@@ -106,8 +108,8 @@ async fn each_mode_ends_in_its_model_through_kills_ended_backends_and_lost_repli
         }
     }
     gateway.ready(Duration::from_secs(60)).await;
-    println!("{done:?} within {:?}, {} commits", begun.elapsed(), proxy.commits());
-    assert!(done.kills >= KILLS && done.terminations >= TERMINATIONS && done.cuts >= CUTS, "{done:?}");
+    println!("seed {SEED}: {done:?} within {:?}, {} commits", begun.elapsed(), proxy.commits());
+    assert!(done.kills >= rounds && done.terminations >= TERMINATIONS && done.cuts >= CUTS, "{done:?}");
 
     for course in &courses {
         await_table(&table, course.name, &course.model, Duration::from_secs(180)).await;

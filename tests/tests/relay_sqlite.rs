@@ -12,6 +12,7 @@ use rusqlite::Connection;
 
 const RECORDS: usize = 60_000;
 const PARTITIONS: i32 = 2;
+/// Without `ONCEGATE_KILLS`.
 const KILLS: usize = 10;
 /// One record in so many is a copy of an earlier one, or bad.
 const COPY_EVERY: usize = 5;
@@ -94,9 +95,10 @@ async fn a_relay_into_sqlite_ends_in_its_model_through_kills() {
     let mut gateway = Gateway::new(&config(folder.path(), &kafka.brokers()));
     gateway.start().await;
     let mut random = StdRng::seed_from_u64(7);
-    for round in 0..KILLS {
+    let kills = oncegate_tests::kills(KILLS);
+    for round in 0..kills {
         for course in &courses {
-            let part = RECORDS * round / KILLS..RECORDS * (round + 1) / KILLS;
+            let part = RECORDS * round / kills..RECORDS * (round + 1) / kills;
             kafka.produce(course.topic, course.sent[part].to_vec());
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(100..600))).await;

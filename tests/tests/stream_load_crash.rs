@@ -98,7 +98,8 @@ async fn over_http(dialect: Dialect) {
     stand_in.cluster().chaos(17, FAULT_EVERY);
     let callers = Callers::start(gateway.listen(), "/v1/events", payload);
     let mut random = StdRng::seed_from_u64(11);
-    for _ in 0..3 {
+    let kills = oncegate_tests::kills(3);
+    for _ in 0..kills {
         tokio::time::sleep(Duration::from_millis(random.random_range(100..600))).await;
         gateway.kill();
         gateway.spawn();
@@ -108,7 +109,11 @@ async fn over_http(dialect: Dialect) {
     stand_in.cluster().chaos(0, 0);
     let acknowledged = callers.end().await;
     let model: BTreeMap<String, usize> = acknowledged.into_iter().map(|n| (format!("k{n:07}"), n)).collect();
-    println!("{} loads, {} keys acknowledged", stand_in.cluster().loads, model.len());
+    println!(
+        "{dialect:?}: {kills} kills, {} loads, {} keys acknowledged",
+        stand_in.cluster().loads,
+        model.len()
+    );
     assert!(model.len() > 100, "only {} keys", model.len());
     equals(&server, &table, &model, &gateway).await;
     assert!(gateway.terminate().await.success(), "{}", gateway.log_tail(20));
@@ -201,7 +206,7 @@ macro_rules! at_length {
             #[tokio::test(flavor = "multi_thread")]
             #[ignore = "takes minutes: the command stands above"]
             async fn $name() {
-                relay(stringify!($name), Dialect::$dialect, Mode::$mode, $two_phase, 300_000, 50).await;
+                relay(stringify!($name), Dialect::$dialect, Mode::$mode, $two_phase, 300_000, oncegate_tests::kills(50)).await;
             }
         )+
     };

@@ -199,3 +199,17 @@ impl Sink for ClickhouseSink {
         Box::new(JournalSession::new(Arc::new(self.config.journal.clone()), Box::new(remote), route, owner))
     }
 }
+
+/// The name of a type; how far partitions have come, before and now.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    drop(types::parse(text));
+    let [before, now] =
+        crate::fuzzing::parts(bytes).map(|part| std::str::from_utf8(part.unwrap_or_default()));
+    if let (Ok(before), Ok(now)) = (before, now) {
+        for each in [false, true] {
+            remote::since(before, now, each);
+        }
+    }
+}

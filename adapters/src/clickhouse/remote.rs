@@ -184,7 +184,7 @@ fn thrown_by_a_value(code: u32) -> bool {
 
 /// How many blocks have come in between, at most; none if partitions were dropped, as what came into them cannot be told. `each`: each
 /// partition counts its blocks by itself; else one counter is for all.
-fn since(before: &str, now: &str, each: bool) -> Option<i64> {
+pub(super) fn since(before: &str, now: &str, each: bool) -> Option<i64> {
     fn read(text: &str) -> Option<HashMap<&str, i64>> {
         text.lines()
             .map(|line| line.split_once('\t').and_then(|(name, max)| Some((name, max.parse().ok()?))))

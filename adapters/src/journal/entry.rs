@@ -453,3 +453,71 @@ pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Opti
     }
     Ok(Some(entry))
 }
+
+/// See [`super::fuzz`].
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz(bytes: &[u8]) {
+    thread_local! {
+        static BOOK: std::cell::RefCell<Connection> = std::cell::RefCell::new({
+            let book = Connection::open_in_memory().expect("a book in memory");
+            book.execute_batch(DDL).expect("its tables");
+            book
+        });
+    }
+    let numbers: Vec<i64> =
+        bytes.chunks_exact(8).map(|eight| i64::from_le_bytes(eight.try_into().unwrap_or_default())).collect();
+    let number = |at: usize| numbers.get(at).copied().unwrap_or(at as i64);
+    let [statement, shard, token, body, block, payload] =
+        crate::fuzzing::parts(bytes).map(|part| part.unwrap_or_default());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let entry = Entry {
+        id: 0,
+        steps: vec![ShardStep {
+            shard: text(shard).as_str().into(),
+            epoch: number(0),
+            sequence: number(1),
+            position: (number(2) % 2 == 0).then_some(number(2)),
+            watermark_ms: number(3),
+        }],
+        statement: text(statement),
+        target: (number(4) % 2 == 0).then(|| text(token)),
+        first_ms: number(4),
+        blocks: (number(5) % 2 == 0).then(|| text(block)),
+        parts: vec![Part {
+            token: text(token),
+            rows: body.len(),
+            body: Bytes::copy_from_slice(body),
+            done: false,
+        }],
+        finish: Finish {
+            marks: vec![OwnedMark {
+                step: 0,
+                min_ms: number(6),
+                max_ms: number(7),
+                count: number(8),
+                block: Bytes::copy_from_slice(block),
+            }],
+            dead_letters: vec![OwnedDeadLetter {
+                step: 0,
+                position: (number(9) % 2 == 0).then_some(number(9)),
+                key: shard.to_vec(),
+                event_ms: number(10),
+                kind: text(token).into(),
+                reason: text(payload),
+                payload: (number(11) % 2 == 0).then(|| payload.to_vec()),
+            }],
+        },
+        verdict: None,
+        doubt: None,
+    };
+    BOOK.with_borrow_mut(|book| {
+        let transaction = book.transaction().expect("a transaction");
+        let id = insert(&transaction, "r", &entry).expect("an entry is kept");
+        let found = read(&transaction, "r", id).ok().flatten().expect("what was kept is there");
+        assert_eq!(found.checksum(), entry.checksum());
+        assert_eq!((&found.parts, &found.statement), (&entry.parts, &entry.statement));
+        let damage = "UPDATE oncegate_journal_parts SET body = zeroblob(length(body) + 1)";
+        transaction.execute(damage, []).expect("the book can be changed");
+        assert!(matches!(read(&transaction, "r", id), Err(Unread::Corrupt(_))), "damage is found out");
+    });
+}

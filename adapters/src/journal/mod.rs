@@ -32,6 +32,12 @@ mod book;
 mod entry;
 mod hold;
 mod session;
+/// An entry whose texts, bytes and numbers are taken from these bytes: what was kept comes back, and what was changed is found out.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    entry::fuzz(bytes);
+}
+
 #[cfg(test)]
 mod tests;
 

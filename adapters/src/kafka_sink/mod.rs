@@ -159,3 +159,29 @@ impl Sink for KafkaSink {
         Box::new(session::KafkaSession::new(place))
     }
 }
+
+/// A record of the marks topic: its key, its value, and a header a line; and a row as sessions take it.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let [headers, key, value] = crate::fuzzing::parts(bytes);
+    let lines = headers.unwrap_or_default().split(|byte| *byte == b'\n');
+    let pairs: Vec<(&str, &[u8])> = lines
+        .filter_map(|line| {
+            let at = line.iter().position(|byte| *byte == b':')?;
+            Some((std::str::from_utf8(&line[..at]).ok()?, &line[at + 1..]))
+        })
+        .collect();
+    if let Some(line) = line::Line::read("orders", key, pairs.iter().copied()) {
+        let spelled = line.headers("orders");
+        let spelled = spelled.iter().map(|(name, value)| (*name, value.as_bytes()));
+        let again =
+            line::Line::read("orders", Some(line.shard.as_bytes()), spelled).expect("its own headers");
+        assert_eq!((again.kind, &again.shard, &again.state), (line.kind, &line.shard, &line.state));
+    }
+    if let Some(row) = line::route_row(value.unwrap_or_default()) {
+        assert_eq!(line::route_bytes(&row), value.unwrap_or_default());
+    }
+    if let Some(sent) = encode::Sent::read(bytes) {
+        sent.size();
+    }
+}

@@ -30,6 +30,20 @@ mod reply;
 mod script;
 mod server;
 mod session;
+/// What a server says of itself, and of an error.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    reply::info(text, "role");
+    reply::classify(text);
+    reply::bare(text);
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz_address(url: &str) {
+    drop(address::Address::parse(url));
+}
+
 #[cfg(test)]
 mod tests;
 mod types;

@@ -408,7 +408,7 @@ impl Loader {
 }
 
 /// The rows of an answer; none if it is no answer to a question.
-fn rows(dialect: Dialect, body: &[u8]) -> Option<Vec<SqlRow>> {
+pub(super) fn rows(dialect: Dialect, body: &[u8]) -> Option<Vec<SqlRow>> {
     let name = |meta: &Value| Some(meta.get("name")?.as_str()?.to_lowercase());
     let row = |names: &[String], cells: &Value| -> Option<SqlRow> {
         let text = |cell: &Value| match cell {

@@ -246,3 +246,21 @@ impl Sink for StreamLoadSink {
         Box::new(JournalSession::new(Arc::new(self.config.journal.clone()), Box::new(remote), route, owner))
     }
 }
+
+/// An answer, a type, a table.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(reply) = reply::Reply::read(bytes) {
+        let said = [reply.is_good(), reply.is_late(), reply.exists(), reply.refuses_rows(), reply.may_pass()];
+        drop((said, reply.differs(3), reply.related(), reply.plain()));
+    }
+    for dialect in [Dialect::StarRocks, Dialect::Doris] {
+        load::rows(dialect, bytes);
+        if let Ok(text) = std::str::from_utf8(bytes) {
+            drop(types::parse(dialect, text));
+        }
+    }
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        drop(ddl::parse(text));
+    }
+}

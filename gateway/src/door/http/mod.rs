@@ -340,3 +340,29 @@ impl Drop for InFlight<'_> {
         self.door.body_bytes.dec_by(i64::try_from(self.bytes).unwrap_or(i64::MAX));
     }
 }
+
+/// Headers of a request, a line each: how its body is to be read, or why not.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_head(bytes: &[u8]) {
+    let mut request = Request::post("/v1/orders");
+    for line in bytes.split(|byte| *byte == b'\n') {
+        let at = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
+        let (name, value) = (&line[..at], line.get(at + 1..).unwrap_or_default());
+        let name = header::HeaderName::from_bytes(name);
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.trim_ascii())) {
+            request = request.header(name, value);
+        }
+    }
+    let Ok(request) = request.body(()) else { return };
+    let (parts, ()) = request.into_parts();
+    let key = crate::key::KeySpec::idempotency_key();
+    for key in [key.clone(), key.strict(true)] {
+        let mut limits = crate::door::HttpLimits::new(key);
+        limits.bearer = Some(crate::door::Bearer::new("token"));
+        for keyed_batches in [false, true] {
+            limits.keyed_batches = keyed_batches;
+            drop(head::plan(&parts, &limits));
+        }
+    }
+    head::echoed_key(&parts.headers);
+}
