@@ -3,7 +3,10 @@
 use crate::decode;
 
 /// Name, and what reads the bytes. Panics if something does not hold.
-pub const TARGETS: [(&str, fn(&[u8])); 5] = [
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of this crate.
+pub const TARGETS: [Target; 5] = [
     ("values", values),
     ("marks_line", crate::kafka_sink::fuzz),
     ("replies", replies),

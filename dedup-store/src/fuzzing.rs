@@ -12,7 +12,10 @@ use crate::{
 };
 
 /// Name, and what reads the bytes. Panics if something does not hold.
-pub const TARGETS: [(&str, fn(&[u8])); 4] =
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of this crate.
+pub const TARGETS: [Target; 4] =
     [("store_block", block), ("store_rows", row), ("store_filter", filter), ("store_page", run::fuzz_page)];
 
 fn hasher() -> &'static Hasher {

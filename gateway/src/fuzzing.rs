@@ -4,7 +4,7 @@ mod records;
 #[cfg(test)]
 mod tests;
 
-use adapters::fuzzing::parts;
+use adapters::fuzzing::{Target, parts};
 
 use crate::{
     config,
@@ -15,8 +15,6 @@ use crate::{
         split::{ArraySplitter, Body, LineSplitter, SplitError},
     },
 };
-
-type Target = (&'static str, fn(&[u8]));
 
 const OURS: &[Target] = &[
     ("config", config),

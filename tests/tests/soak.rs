@@ -50,7 +50,10 @@ struct Look {
     p99_ms: f64,
 }
 
-const COLUMNS: [(&str, fn(&Look) -> f64); 6] = [
+/// What is drawn, and of what it is compared whether it grows.
+type Column = (&'static str, fn(&Look) -> f64);
+
+const COLUMNS: [Column; 6] = [
     ("lag, records", |look| look.lag),
     ("memory of both, MiB", |look| look.memory_mib),
     ("file descriptors of both", |look| look.files),
