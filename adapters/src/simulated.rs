@@ -92,11 +92,9 @@ impl Remote for Behind {
         "INSERT".into()
     }
 
-    fn body(&self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Vec<u8> {
-        rows.iter()
-            .filter_map(|&row| batch.rows.get(row))
-            .flat_map(|row| [row.bytes, b"\n"].concat())
-            .collect()
+    fn body(&mut self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Result<Vec<u8>, String> {
+        let rows = rows.iter().filter_map(|&row| batch.rows.get(row));
+        Ok(rows.flat_map(|row| [row.bytes, b"\n"].concat()).collect())
     }
 
     async fn blocks(&mut self) -> Result<Option<String>, String> {

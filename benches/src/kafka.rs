@@ -122,7 +122,7 @@ impl Bench<'_> {
             ..KafkaSinkConfig::new(&self.kafka.brokers(), &out)
         };
         let sink = KafkaSink::new(config).expect("a good configuration").fenced_by(seat.clone());
-        let lanes = (0, self.lanes);
+        let lanes = (0, self.lanes, 0);
         let relayed =
             relayed(self.kafka, &source, &["/order_id"], Arc::new(sink), lanes, Some(seat), count).await;
         let found = committed(&self.kafka.brokers(), &out);

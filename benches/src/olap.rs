@@ -36,6 +36,9 @@ const COLUMNS: &str = "(order_id String, user_id Int64, amount Decimal(18, 4), c
      updated_at DateTime64(6, 'UTC'), note String) ENGINE = MergeTree ORDER BY order_id \
      SETTINGS non_replicated_deduplication_window = 10000";
 
+/// As the sink's page advises: each insert costs.
+const LINGER_MS: u64 = 100;
+
 pub(crate) async fn run(scale: Scale, only: &str) -> Report {
     let mut report = Report::new("olap");
     report.rivals = vec![
@@ -72,7 +75,7 @@ async fn into_clickhouse(report: &mut Report, scale: Scale, figure: &'static str
     let table = clickhouse.table("gate", COLUMNS).await;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let sink = Arc::new(sink(&clickhouse, &table, folder.path()));
-    let relayed = relayed(&kafka, "orders", &["/order_id"], sink, (0, 1), None, count).await;
+    let relayed = relayed(&kafka, "orders", &["/order_id"], sink, (0, 1, LINGER_MS), None, count).await;
     report.rows.push(relayed.row(figure, holds(&clickhouse, &table, &workload).await));
     report.rows.push(direct(&clickhouse, &workload, figure, "direct inserts (again)").await);
 }

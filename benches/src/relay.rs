@@ -174,7 +174,7 @@ impl Bench<'_> {
         let keys: &[&str] =
             if self.mode == Mode::Insert { &["/order_id"] } else { &["/order_id", "/updated_at"] };
         let sink = Arc::new(self.sink(&database));
-        let relayed = relayed(self.kafka, &topic, keys, sink, (1, self.partitions), None, count).await;
+        let relayed = relayed(self.kafka, &topic, keys, sink, (1, self.partitions, 0), None, count).await;
         let correct = self.check(&client).await;
         relayed.row(self.figure, correct)
     }
@@ -216,7 +216,7 @@ pub(crate) async fn relayed(
     source: &str,
     keys: &[&str],
     sink: Arc<dyn Sink>,
-    (callers, lanes): (u32, u32),
+    (callers, lanes, linger_ms): (u32, u32, u64),
     membership: Option<Arc<Membership>>,
     count: usize,
 ) -> Relayed {
@@ -243,7 +243,7 @@ pub(crate) async fn relayed(
         .metrics(metrics.route("orders"))
         .naming(naming)
         .sink(sink)
-        .rules(Rules { lateness_ms: hour, ..Rules::default() })
+        .rules(Rules { lateness_ms: hour, linger_ms, ..Rules::default() })
         .lanes(callers, lanes)
         .build()
         .await

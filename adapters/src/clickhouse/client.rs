@@ -10,6 +10,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::Full;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
+use super::packing::Compression;
 use crate::http_client::{Place, Wire};
 
 /// The largest answer, bytes.
@@ -91,20 +92,30 @@ impl Client {
 
     /// Runs a query that changes nothing; `parameters` are those of the URL.
     pub(super) async fn query(&mut self, sql: &str, parameters: &str) -> Result<Answered, Failure> {
-        self.post(parameters, Bytes::copy_from_slice(sql.as_bytes())).await
+        self.post(parameters, Compression::None, Bytes::copy_from_slice(sql.as_bytes())).await
     }
 
-    /// Sends one request. A connection that ended before anything was sent is replaced once.
-    pub(super) async fn post(&mut self, parameters: &str, body: Bytes) -> Result<Answered, Failure> {
+    /// Sends one request with a body that is packed so. A connection that ended before anything was sent is replaced once.
+    pub(super) async fn post(
+        &mut self,
+        parameters: &str,
+        packed: Compression,
+        body: Bytes,
+    ) -> Result<Answered, Failure> {
         let kept = self.wire.is_some();
-        match self.once(parameters, body.clone()).await {
-            Err(Failure::Unsent(_)) if kept => self.once(parameters, body).await,
+        match self.once(parameters, packed, body.clone()).await {
+            Err(Failure::Unsent(_)) if kept => self.once(parameters, packed, body).await,
             result => result,
         }
     }
 
-    async fn once(&mut self, parameters: &str, body: Bytes) -> Result<Answered, Failure> {
-        let request = self.request(parameters, body)?;
+    async fn once(
+        &mut self,
+        parameters: &str,
+        packed: Compression,
+        body: Bytes,
+    ) -> Result<Answered, Failure> {
+        let request = self.request(parameters, packed, body)?;
         let server = &self.server;
         // Out of its place while a request is under way: a caller who leaves half way closes it.
         let kept = self.wire.take().filter(|(_, used)| used.elapsed() < IDLE);
@@ -152,12 +163,20 @@ impl Client {
         }
     }
 
-    fn request(&self, parameters: &str, body: Bytes) -> Result<Request<Full<Bytes>>, Failure> {
+    fn request(
+        &self,
+        parameters: &str,
+        packed: Compression,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, Failure> {
         let place = &self.server.place;
         let mut request =
             Request::post(format!("{}/?{parameters}", place.path)).header(header::HOST, &place.authority);
         if let Some((user, password)) = &self.server.user {
             request = request.header("X-ClickHouse-User", user).header("X-ClickHouse-Key", password);
+        }
+        if let Some(encoding) = packed.encoding() {
+            request = request.header(header::CONTENT_ENCODING, encoding);
         }
         request.body(Full::new(body)).map_err(|fault| Failure::Unsent(fault.to_string()))
     }

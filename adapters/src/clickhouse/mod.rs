@@ -7,6 +7,7 @@
 //! | `types.rs` | ClickHouse's types, read from their names |
 //! | `encode.rs` `values.rs` | a record's values to a row in `RowBinaryWithDefaults`. Pure |
 //! | `client.rs` | one connection; ClickHouse's errors by their codes |
+//! | `packing.rs` | compressed bodies |
 //! | `remote.rs` | [`crate::journal`]'s target: parts of one partition, tokens, the window |
 //!
 //! What commits a batch, and what becomes of one whose reply is lost, is told in [`crate::journal`]. To ClickHouse it is left to drop a
@@ -16,6 +17,7 @@
 mod client;
 mod encode;
 mod layout;
+mod packing;
 mod probe;
 mod remote;
 mod types;
@@ -25,6 +27,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+
+pub use packing::Compression;
 
 use crate::{
     http_client::{Place, shown, trust},
@@ -49,6 +53,8 @@ pub struct ClickhouseConfig {
     pub version: Option<String>,
     /// A String column that is filled with the token of each row's insert, so that the table can be asked what it has.
     pub batch_column: Option<String>,
+    /// How the bodies of inserts travel and are kept.
+    pub compression: Compression,
     /// Tables with dependent materialized views are taken too.
     pub accept_views: bool,
     /// Bound on making a connection.
@@ -68,6 +74,7 @@ impl fmt::Debug for ClickhouseConfig {
             .field("row_key", &self.row_key)
             .field("version", &self.version)
             .field("batch_column", &self.batch_column)
+            .field("compression", &self.compression)
             .field("accept_views", &self.accept_views)
             .field("connect_timeout", &self.connect_timeout)
             .field("request_timeout", &self.request_timeout)
@@ -91,6 +98,7 @@ impl ClickhouseConfig {
             row_key: Vec::new(),
             version: None,
             batch_column: None,
+            compression: Compression::default(),
             accept_views: false,
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(60),

@@ -7,6 +7,7 @@ use super::{
     ClickhouseConfig,
     client::{Client, Failure, parameters},
     layout::{Layout, Partition, Window, literal, quoted},
+    packing::{Compression, Packer},
     types::{self, Kind},
 };
 use crate::sink::{Column, Misfit, Mode};
@@ -166,6 +167,12 @@ pub(super) async fn probe(config: &ClickhouseConfig, client: &mut Client) -> Res
             ),
         ));
     }
+    if let Err(what) = takes_packed(config.compression, client).await {
+        misfits.push(misfit(
+            format!("the server does not unpack the bodies of requests: {what}"),
+            "let what stands between pass Content-Encoding on, or set compression = \"none\"",
+        ));
+    }
     // Asked at each repeat: a user who may only insert would stop at the first.
     if let Some(column) = layout.batch.as_deref().filter(|_| misfits.is_empty()) {
         let (database, table, column) = (quoted(database), quoted(table), quoted(column));
@@ -190,6 +197,17 @@ pub(super) async fn probe(config: &ClickhouseConfig, client: &mut Client) -> Res
     let types: String = layout.columns.iter().map(|column| format!(",{}", column.type_name)).collect();
     layout.tag = xxhash_rust::xxh3::xxh3_64((layout.statement.clone() + &types).as_bytes()) as u32;
     if misfits.is_empty() { Ok(layout) } else { Err(misfits) }
+}
+
+/// A server, or what stands before it, that ignores how a body is packed would take it for rows.
+async fn takes_packed(how: Compression, client: &mut Client) -> Result<(), String> {
+    let question =
+        Packer::default().pack(how, b"SELECT 'unpacked'".to_vec()).map_err(|fault| fault.to_string())?;
+    match client.post("", how, question.into()).await {
+        Ok(answer) if answer.body.trim_ascii() == b"unpacked" => Ok(()),
+        Ok(_) => Err("a compressed question is answered as another one".to_owned()),
+        Err(failure) => Err(failure.plain()),
+    }
 }
 
 fn check_engine(config: &ClickhouseConfig, found: &TableRow, misfits: &mut Vec<Misfit>) {

@@ -13,6 +13,7 @@ use super::{
     client::{Client, Failure, Meaning, meaning, parameters},
     encode,
     layout::{Layout, Partition, literal, quoted},
+    packing::{Compression, Packer},
     values,
 };
 use crate::{
@@ -34,6 +35,7 @@ pub(super) struct Table {
     client: Client,
     probed: Probed,
     layout: Option<Arc<Layout>>,
+    packer: Packer,
     blocks: Option<(String, Instant)>,
     /// Partitions by the bytes that decide them; none if the partition key's expression throws for them.
     partitions: HashMap<Vec<u8>, Option<Arc<str>>>,
@@ -41,7 +43,15 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(config: Arc<ClickhouseConfig>, client: Client, probed: Probed) -> Self {
-        Self { config, client, probed, layout: None, blocks: None, partitions: HashMap::new() }
+        Self {
+            config,
+            client,
+            probed,
+            layout: None,
+            packer: Packer::default(),
+            blocks: None,
+            partitions: HashMap::new(),
+        }
     }
 
     /// As the last probe saw it: rows were encoded for that.
@@ -305,11 +315,13 @@ impl Remote for Table {
     }
 
     fn statement(&self) -> String {
-        self.layout.as_ref().map(|layout| layout.statement.clone()).unwrap_or_default()
+        self.layout
+            .as_ref()
+            .map_or_else(String::new, |layout| self.config.compression.statement(&layout.statement))
     }
 
-    fn body(&self, batch: &Batch<'_>, rows: &[usize], token: &str) -> Vec<u8> {
-        let Some(layout) = &self.layout else { return Vec::new() };
+    fn body(&mut self, batch: &Batch<'_>, rows: &[usize], token: &str) -> Result<Vec<u8>, String> {
+        let Some(layout) = &self.layout else { return Ok(Vec::new()) };
         let mut tail = Vec::new();
         if layout.batch.is_some() {
             tail.push(0);
@@ -324,7 +336,9 @@ impl Remote for Table {
                 body.extend_from_slice(&tail);
             }
         }
-        body
+        self.packer
+            .pack(self.config.compression, body)
+            .map_err(|fault| format!("a body cannot be compressed: {fault}"))
     }
 
     async fn blocks(&mut self) -> Result<Option<String>, String> {
@@ -349,7 +363,8 @@ impl Remote for Table {
     async fn send(&mut self, statement: &str, part: &Part) -> Sent {
         // The query's name as well: while an earlier attempt is still at it, ClickHouse refuses another.
         let token = parameters([("insert_deduplication_token", &*part.token), ("query_id", &*part.token)]);
-        match self.client.post(&format!("{statement}&{token}"), part.body.clone()).await {
+        let (packed, statement) = Compression::of(statement);
+        match self.client.post(&format!("{statement}&{token}"), packed, part.body.clone()).await {
             // Whoever stands between may answer with a 200 too: only ClickHouse names the query.
             Ok(answer) if answer.query_id.as_deref() != Some(&*part.token) => Sent::Unknown {
                 reason: "the answer to an insert is not ClickHouse's: it does not name the query".to_owned(),

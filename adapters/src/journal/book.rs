@@ -6,7 +6,7 @@ use super::entry::{self, Entry};
 use crate::{
     bookkeeping::{
         marks::write_finish,
-        shards::{missed, shard_row},
+        shards::{fence, missed, shard_row},
         worker::Fault,
     },
     lineage::Lineage,
@@ -99,6 +99,35 @@ pub(super) fn remove(transaction: &rusqlite::Transaction<'_>, id: i64) -> Result
         }
         Err(error) => Err(schema::fault("taking a batch out of the journal", &error)),
     }
+}
+
+/// Runs a transaction that no sync waits for: one that goes with the machine's power, and not with the process. The next that is synced
+/// takes it along.
+fn unsynced<T>(
+    connection: &mut Connection,
+    job: impl FnOnce(&mut Connection) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let set = |connection: &Connection, level: &str| {
+        connection
+            .execute_batch(&format!("PRAGMA synchronous = {level}"))
+            .map_err(|error| Fault { lost: true, ..schema::fault("setting how commits are synced", &error) })
+    };
+    set(connection, "NORMAL")?;
+    let done = job(connection);
+    set(connection, "FULL")?;
+    done
+}
+
+/// The batch that this session has just driven is in. Without a sync of its own: where the power takes this back, the entry is there again,
+/// of which nothing is lost; whoever comes next drives it again before anything is learnt or answered, and the target knows its tokens.
+pub(super) fn settle_own(connection: &mut Connection, route: &str, batch: &Entry) -> Result<(), Fault> {
+    unsynced(connection, |connection| {
+        let transaction = begin(connection)?;
+        fence(&transaction, route, &batch.steps)?;
+        write_finish(&transaction, route, &batch.steps, &batch.finish)?;
+        remove(&transaction, batch.id)?;
+        commit(transaction)
+    })
 }
 
 /// As the entry says, whoever owns the shards by now; nothing if another has done it.

@@ -15,7 +15,9 @@
 //! 1. **journal**: the fence is looked at, and the whole batch goes in: its parts byte for byte as they will be sent, each with its
 //!    token; steps, marks, dead letters; the statement with all settings. From here on the batch is never cut again.
 //! 2. **drive**: each part is sent.
-//! 3. **settle**: the fence moves, marks and dead letters are written, the entry goes. This COMMIT is what settles the batch.
+//! 3. **settle**: the fence moves, marks and dead letters are written, the entry goes. This COMMIT is what settles the batch. No sync waits
+//!    for it: it outlives the process, and where the machine's power takes it back, the entry is there again, and is driven and settled anew
+//!    before anything is learnt or answered. The next commit that is synced, that of the next batch or a heartbeat, takes it along.
 //!
 //! If the target surely has nothing of it, the entry goes instead, and the batch is `NotApplied`. In every other case it stays, and whoever
 //! asks next (`resolve`, or the next `acquire` of one of its shards, be it years and crashes later) drives the same bytes with the same
@@ -182,8 +184,8 @@ pub(crate) trait Remote: Send {
     async fn cut(&mut self, batch: &Batch<'_>) -> Result<Cut, SinkError>;
     /// How the parts are sent: names the target and holds every setting that counts. Kept with the batch.
     fn statement(&self) -> String;
-    /// The bytes of one part. Pure: the same bytes for the same rows and token.
-    fn body(&self, batch: &Batch<'_>, rows: &[usize], token: &str) -> Vec<u8>;
+    /// The bytes of one part, as they are kept and sent, however often: the statement says how they are packed.
+    fn body(&mut self, batch: &Batch<'_>, rows: &[usize], token: &str) -> Result<Vec<u8>, String>;
     /// What the target has taken so far, if it says, in words of its own: two of them tell how many tokens were kept in between, at most. May
     /// be some seconds old.
     async fn blocks(&mut self) -> Result<Option<String>, String>;

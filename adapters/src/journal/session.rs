@@ -6,13 +6,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use rusqlite::Connection;
 use tracing::{error, info, warn};
 
 use super::{
     Hold, Identity, JournalConfig, Remote, Sent, Tried,
-    book::{journal, name_of, remove, settle, stand, stand_now, stands},
+    book::{journal, name_of, remove, settle, settle_own, stand, stand_now, stands},
     entry::{self, Entry, Part, Unread},
 };
 use crate::{
@@ -206,7 +205,7 @@ impl JournalSession {
     }
 
     /// Runs `job` on the book's connection, which must be there.
-    async fn job<T: Send + 'static>(
+    pub(super) async fn job<T: Send + 'static>(
         &mut self,
         job: impl FnOnce(&mut Connection, &str) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, SinkError> {
@@ -267,12 +266,16 @@ impl JournalSession {
             retry: true,
         })?;
         let name = self.job(|connection, _| name_of(connection)).await?;
-        let parts = cut.parts.iter().enumerate().map(|(number, rows)| {
+        let mut parts = Vec::with_capacity(cut.parts.len());
+        for (number, rows) in cut.parts.iter().enumerate() {
             let bytes = rows.iter().filter_map(|&row| batch.rows.get(row)).map(|row| row.bytes);
             let token = entry::token(&name, &self.route, batch.steps, number, bytes);
-            let body = Bytes::from(self.remote.body(batch, rows, &token));
-            Part { token, rows: rows.len(), body, done: false }
-        });
+            let body = self.remote.body(batch, rows, &token).map_err(|reason| SinkError::NotApplied {
+                reason: format!("nothing was sent: {reason}"),
+                retry: true,
+            })?;
+            parts.push(Part { token, rows: rows.len(), body: body.into(), done: false });
+        }
         let entry = Entry {
             id: 0,
             steps,
@@ -280,7 +283,7 @@ impl JournalSession {
             target: self.target.as_ref().map(Identity::to_string),
             first_ms: 0,
             blocks,
-            parts: parts.collect(),
+            parts,
             finish,
             verdict: None,
             doubt: None,
@@ -310,15 +313,7 @@ impl JournalSession {
             }
         }
         self.crash.point()?;
-        let settled = self
-            .job(move |connection, route| {
-                let transaction = begin(connection)?;
-                fence(&transaction, route, &entry.steps)?;
-                write_finish(&transaction, route, &entry.steps, &entry.finish)?;
-                remove(&transaction, entry.id)?;
-                commit(transaction)
-            })
-            .await;
+        let settled = self.job(move |connection, route| settle_own(connection, route, &entry)).await;
         self.crash.point()?;
         match settled {
             Ok(()) => Ok(Ok(Receipts { rows: cut.outcomes })),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    path::PathBuf,
     sync::Arc,
     sync::atomic::{AtomicI64, Ordering},
 };
@@ -52,6 +53,8 @@ struct World {
     asked: bool,
     /// So often another one was put in its place.
     exchanged: usize,
+    /// Each time something is sent, the book is copied: from where, to where.
+    copies: Option<(PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, Default)]
@@ -87,8 +90,8 @@ impl Remote for Target {
         "INSERT".to_owned()
     }
 
-    fn body(&self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Vec<u8> {
-        rows.iter().flat_map(|&row| [batch.rows[row].bytes, b"\n"].concat()).collect()
+    fn body(&mut self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Result<Vec<u8>, String> {
+        Ok(rows.iter().flat_map(|&row| [batch.rows[row].bytes, b"\n"].concat()).collect())
     }
 
     async fn blocks(&mut self) -> Result<Option<String>, String> {
@@ -99,6 +102,12 @@ impl Remote for Target {
         assert_eq!(statement, "INSERT");
         let mut world = self.0.lock();
         world.sent += 1;
+        if let Some((from, to)) = &world.copies {
+            for ending in ["", "-wal"] {
+                std::fs::copy(from.join(format!("book.db{ending}")), to.join(format!("book.db{ending}")))
+                    .unwrap();
+            }
+        }
         let reply = world.replies.pop_front().unwrap_or(Reply::In);
         if matches!(reply, Reply::In | Reply::LostAfter | Reply::Short) && !world.tokens.contains(&part.token)
         {
@@ -574,6 +583,30 @@ async fn a_corrupt_entry_is_named_and_stays() {
     }
 }
 
+/// The bytes of a book as builds before compression have left it, checksum included.
+#[tokio::test]
+async fn an_entry_of_an_earlier_build_is_read_and_sent_as_it_is() {
+    let mut bed = Bed::new().await;
+    bed.book()
+        .execute_batch(
+            "INSERT INTO oncegate_journal (id, route, statement, first_ms, blocks_taken, bytes, checksum, target)
+             VALUES (7, 'orders', 'INSERT', 1700000000000, '3', 20, x'c5775a4ed517c59fc5bcf519165d82d2', 't (0)');
+             INSERT INTO oncegate_journal_steps (route, shard, entry, step, epoch, sequence, position, watermark_ms)
+             VALUES ('orders', 'kafka/c/t/0', 7, 0, 1, 1, 10, 100);
+             INSERT INTO oncegate_journal_parts (entry, part, token, done, rows, body)
+             VALUES (7, 0, '00-11', 0, 2, x'61310a61320a'), (7, 1, '00-12', 0, 1, x'62310a');
+             INSERT INTO oncegate_journal_marks (entry, step, min_ms, max_ms, count, block) VALUES (7, 0, 1, 2, 3, x'6d61726b');
+             INSERT INTO oncegate_journal_letters (entry, step, position, key, event_ms, kind, reason, payload)
+             VALUES (7, 0, 9, x'30', 5, 'late', 'too late', x'7b7d');",
+        )
+        .unwrap();
+    bed.restart();
+    bed.acquire(&[SHARD]).await.unwrap();
+    assert_eq!((bed.target.rows(), bed.target.sent()), (["a1", "a2", "b1"].map(str::to_owned).to_vec(), 2));
+    let found = (bed.states[0].sequence, bed.count("SELECT count(*) FROM oncegate_marks"));
+    assert_eq!((found, bed.count("SELECT count(*) FROM oncegate_dead_letters"), bed.open()), ((1, 1), 1, 0));
+}
+
 #[tokio::test]
 async fn p4_an_owner_of_before_settles_nothing_and_learns_what_became_of_its_batch() {
     let mut bed = Bed::new().await;
@@ -657,6 +690,50 @@ async fn p6_a_restored_book_loses_no_new_rows() {
     assert_eq!(bed.states[0].sequence, 0);
     bed.deliver(&["a9"]).await.unwrap();
     assert_eq!(bed.target.rows(), ["a1", "a9"]);
+}
+
+/// No sync waits for a settle: a power cut takes it back, though callers have heard. What was synced before the batch was sent holds all of it.
+#[tokio::test]
+async fn p15_a_settle_that_went_with_the_power_is_made_again() {
+    let mut bed = Bed::new().await;
+    bed.deliver(&["a0"]).await.unwrap();
+    bed.target.0.lock().copies = Some((bed.config.folder.clone(), bed.folder.path().to_owned()));
+    let letter = DeadLetter { source: source(b"late"), kind: "late", reason: "too late".to_owned() };
+    bed.deliver_so(&["a1", "b1"], OnRefused::Report, &[letter]).await.unwrap();
+    let level =
+        |book: &Connection| book.query_row("PRAGMA synchronous", [], |row| row.get::<_, i64>(0)).unwrap();
+    let synced = bed.session.job(move |book, _| Ok(level(book))).await.unwrap();
+    assert_eq!(synced, 2, "the next batch is synced again");
+    let settled = bed.states.clone();
+    let all = |bed: &Bed| {
+        let of = |sql| bed.count(sql);
+        [
+            of("SELECT sequence FROM oncegate_shards"),
+            of("SELECT position FROM oncegate_shards"),
+            of("SELECT watermark_ms FROM oncegate_shards"),
+            of("SELECT count(*) FROM oncegate_marks"),
+            of("SELECT count(*) FROM oncegate_dead_letters"),
+            bed.open(),
+        ]
+    };
+    let before = all(&bed);
+    assert_eq!(before, [2, 20, 200, 2, 1, 0]);
+    drop(std::mem::replace(&mut bed.session, Bed::session_of(&bed.config, &bed.target, "orders")));
+    drop(std::fs::remove_file(bed.config.folder.join("book.db-shm")));
+    for ending in ["", "-wal"] {
+        let name = format!("book.db{ending}");
+        std::fs::copy(bed.folder.path().join(&name), bed.config.folder.join(&name)).unwrap();
+    }
+    assert_eq!((bed.open(), bed.count("SELECT sequence FROM oncegate_shards")), (1, 1), "it is taken back");
+    let shards = bed.session.shards("").await.unwrap();
+    assert_eq!(shards[0].sequence, settled[0].sequence, "settled before anything is learnt");
+    bed.acquire(&[SHARD]).await.unwrap();
+    assert_eq!(all(&bed), before);
+    assert_eq!(
+        (bed.target.rows(), bed.target.sent()),
+        (vec!["a0".to_owned(), "a1".to_owned(), "b1".to_owned()], 5)
+    );
+    bed.deliver(&["a2"]).await.unwrap();
 }
 
 #[tokio::test]

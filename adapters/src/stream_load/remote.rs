@@ -235,10 +235,10 @@ impl Remote for Table {
         self.layout.as_ref().map(|layout| layout.statement.clone()).unwrap_or_default()
     }
 
-    fn body(&self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Vec<u8> {
-        let Some(layout) = &self.layout else { return Vec::new() };
+    fn body(&mut self, batch: &Batch<'_>, rows: &[usize], _token: &str) -> Result<Vec<u8>, String> {
+        let Some(layout) = &self.layout else { return Ok(Vec::new()) };
         let rows = rows.iter().filter_map(|&row| encode::take(layout, batch.rows[row].bytes));
-        body_of(layout.dialect, rows.map(|taken| taken.sent))
+        Ok(body_of(layout.dialect, rows.map(|taken| taken.sent)))
     }
 
     async fn blocks(&mut self) -> Result<Option<String>, String> {

@@ -1,7 +1,7 @@
 //! `[sinks.NAME]` with `type = "clickhouse"`.
 
 use adapters::{
-    clickhouse::{ClickhouseConfig, ClickhouseSink},
+    clickhouse::{ClickhouseConfig, ClickhouseSink, Compression},
     journal::JournalConfig,
 };
 
@@ -34,6 +34,11 @@ pub(super) fn clickhouse(section: &Section<'_, '_>) -> Option<ClickhouseConfig> 
     let config = ClickhouseConfig {
         user: user.map(|user| (user, password.unwrap_or_default())),
         batch_column: section.text("batch_column"),
+        compression: section.choice(
+            "compression",
+            &[("zstd", Compression::Zstd), ("none", Compression::None)],
+            defaults.compression,
+        ),
         accept_views: section.choice("views", &[("refuse", false), ("accept", true)], false),
         connect_timeout: section.duration("connect_timeout", ms(100)..=secs(600), defaults.connect_timeout),
         request_timeout: section.duration("request_timeout", secs(1)..=secs(3600), defaults.request_timeout),

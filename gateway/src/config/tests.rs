@@ -375,13 +375,14 @@ fn a_clickhouse_sink_has_a_journal_of_its_own() {
     assert!(!format!("{plain:?}").contains("hunter2"));
     let full = read(
         "journal = \"j\"\njournal_max_size = \"2MiB\"\nmode = \"upsert-if-newer\"\nrow_key = [\"a\"]\nversion = \"v\"\n\
-         user = \"u\"\npassword = \"p\"\nbatch_column = \"b\"\nviews = \"accept\"\nrequest_timeout = \"5s\"",
+         user = \"u\"\npassword = \"p\"\nbatch_column = \"b\"\nviews = \"accept\"\nrequest_timeout = \"5s\"\ncompression = \"none\"",
     );
     assert_eq!(
         (full.journal.max_bytes, full.request_timeout.as_secs(), full.accept_views),
         (2 << 20, 5, true)
     );
     assert_eq!((full.version.as_deref(), full.batch_column.as_deref()), (Some("v"), Some("b")));
+    assert_eq!(full.compression, adapters::clickhouse::Compression::None);
     assert_eq!(full.user, Some(("u".to_owned(), "p".to_owned())));
     for (lines, says) in [
         ("", "`journal` is missing"),

@@ -337,7 +337,8 @@ impl Lane {
             tokio::pin!(changed);
             changed.as_mut().enable();
             self.expire_waits();
-            if self.has_work(&self.route.store) {
+            let lingers = self.lingers_until();
+            if lingers.is_none() && self.has_work(&self.route.store) {
                 return true;
             }
             if self.positions_moved() && self.positions_at.elapsed() >= POSITIONS_ONLY {
@@ -360,14 +361,11 @@ impl Lane {
             tokio::select! {
                 biased;
                 message = self.inbox.recv(), if self.takes_more() => match message {
-                    Some(message) => {
-                        self.take_in(message).await;
-                        self.linger().await;
-                    }
+                    Some(message) => self.take_in(message).await,
                     None => self.stopping = true,
                 },
                 () = &mut changed => {}
-                () = tokio::time::sleep_until(self.tick_at) => {}
+                () = tokio::time::sleep_until(lingers.map_or(self.tick_at, |until| until.min(self.tick_at))) => {}
             }
         }
     }
@@ -386,20 +384,21 @@ impl Lane {
         self.hand_overs.load(Ordering::Acquire) > 0
     }
 
-    /// Under lag a fuller batch is worth a few ms.
-    async fn linger(&mut self) {
+    /// How long the records at hand wait for more, so that sinks to which each batch costs get full ones: the oldest of them no longer than
+    /// the route's rules say.
+    fn lingers_until(&self) -> Option<Instant> {
         let linger_ms = self.route.rules.linger_ms;
-        let until = Instant::now() + Duration::from_millis(linger_ms);
-        while linger_ms > 0 && self.takes_more() {
-            match tokio::time::timeout_at(until, self.inbox.recv()).await {
-                Ok(Some(message)) => self.take_in(message).await,
-                Ok(None) => {
-                    self.stopping = true;
-                    return;
-                }
-                Err(_) => return,
-            }
+        if linger_ms == 0
+            || self.stopping
+            || self.hands_over()
+            || !self.notes.is_empty()
+            || !self.takes_more()
+        {
+            return None;
         }
+        let oldest = self.works.get(self.queue.front()?.work).received;
+        let until = oldest + Duration::from_millis(linger_ms);
+        (until > Instant::now()).then_some(until)
     }
 
     async fn take_in(&mut self, message: ToLane) {

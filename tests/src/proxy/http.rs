@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -39,6 +39,9 @@ pub enum Cut {
 struct Shared {
     cuts: Mutex<Vec<Cut>>,
     inserts: AtomicU64,
+    /// Those that came since someone asked for it.
+    kept: Mutex<Option<Vec<Vec<u8>>>>,
+    hides_encoding: AtomicBool,
 }
 
 /// A proxy on loopback in front of one server. Dropping it closes everything.
@@ -91,6 +94,26 @@ impl HttpProxy {
         self.shared.cuts.lock().expect("no panic").extend(vec![cut; count]);
     }
 
+    /// From now on inserts are kept for [`HttpProxy::kept`].
+    pub fn keep_inserts(&self) {
+        *self.shared.kept.lock().expect("no panic") = Some(Vec::new());
+    }
+
+    /// Head and body of each insert that has come since.
+    pub fn kept(&self) -> Vec<(String, Vec<u8>)> {
+        let kept = self.shared.kept.lock().expect("no panic").clone().unwrap_or_default();
+        let apart = |request: Vec<u8>| {
+            let end = end_of_head(&request)?;
+            Some((String::from_utf8_lossy(&request[..end]).to_ascii_lowercase(), request[end + 4..].to_vec()))
+        };
+        kept.into_iter().filter_map(apart).collect()
+    }
+
+    /// As proxies that do not know how a body is packed: the server is not told.
+    pub fn hide_encoding(&self) {
+        self.shared.hides_encoding.store(true, Ordering::Relaxed);
+    }
+
     /// No connection can be made any more, and those that there are end; or it is as before.
     pub fn refuse(&self, refusing: bool) {
         if !refusing {
@@ -126,11 +149,21 @@ async fn accept(listener: TcpListener, port: u16, shared: Arc<Shared>, closed: w
 async fn serve(mut client: TcpStream, port: u16, shared: &Shared) {
     drop(client.set_nodelay(true));
     let mut server: Option<TcpStream> = None;
-    while let Some(request) = message(&mut client).await {
+    while let Some(mut request) = message(&mut client).await {
+        let name = b"content-encoding:";
+        if shared.hides_encoding.load(Ordering::Relaxed)
+            && let Some(end) = end_of_head(&request)
+            && let Some(at) = request[..end].windows(name.len()).position(|text| text == name)
+        {
+            request[at] = b'x';
+        }
         let head = String::from_utf8_lossy(&request[..request.len().min(300)]);
         let mut cut = None;
         if head.contains("query=INSERT") {
             shared.inserts.fetch_add(1, Ordering::Relaxed);
+            if let Some(kept) = &mut *shared.kept.lock().expect("no panic") {
+                kept.push(request.clone());
+            }
             let mut cuts = shared.cuts.lock().expect("no panic");
             cut = if cuts.is_empty() { None } else { Some(cuts.remove(0)) };
         }
@@ -171,12 +204,16 @@ async fn serve(mut client: TcpStream, port: u16, shared: &Shared) {
     }
 }
 
+fn end_of_head(message: &[u8]) -> Option<usize> {
+    message.windows(4).position(|four| four == b"\r\n\r\n")
+}
+
 /// A whole message with a head and as many bytes as it says, or in chunks.
 async fn message(from: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut piece = vec![0; 1 << 16];
     loop {
-        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+        if let Some(end) = end_of_head(&bytes) {
             let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
             let length = head
                 .lines()

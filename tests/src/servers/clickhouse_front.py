@@ -3,6 +3,7 @@
 usage: clickhouse_front.py PORT FOLDER
 
 POST /?query=..&database=..&setting=.. with a body: the body of an INSERT is its data; otherwise the body follows the query.
+A body with `Content-Encoding` goes to the engine as it came, with the name of how it is packed: the engine unpacks it.
 """
 import os
 import re
@@ -19,7 +20,7 @@ OURS = {"query", "database", "user", "password", "query_id", "wait_end_of_query"
 LOCK = threading.Lock()
 
 
-def run(query, pairs, body, folder):
+def run(query, pairs, body, packed, folder):
     settings = ", ".join("%s = '%s'" % (name, value.replace("'", "\\'")) for name, value in pairs if name not in OURS)
     insert = re.match(r"(?is)\s*(insert\s+into\s+.*?)\s+format\s+(\w+)\s*$", query)
     if insert and body is not None:
@@ -27,8 +28,11 @@ def run(query, pairs, body, folder):
             data.write(body)
             data.flush()
             said = "%s FROM INFILE '%s'" % (insert.group(1), data.name)
+            said += " COMPRESSION '%s'" % packed if packed else ""
             said += " SETTINGS " + settings if settings else ""
             return perform("%s FORMAT %s" % (said, insert.group(2)), "TSV")
+    if body and packed:
+        body = unpacked(body, packed, folder)
     if body:
         query = query + "\n" + body.decode() if query else body.decode()
     form = re.search(r"(?is)\s+format\s+(\w+)\s*$", query)
@@ -38,6 +42,13 @@ def run(query, pairs, body, folder):
     if settings and re.match(r"(?is)\s*select", query):
         query += " SETTINGS " + settings
     return perform(query, output)
+
+
+def unpacked(body, packed, folder):
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".bin") as data:
+        data.write(body)
+        data.flush()
+        return perform("SELECT raw_blob FROM file('%s', RawBLOB, 'raw_blob String', '%s')" % (data.name, packed), "RawBLOB")
 
 
 def perform(query, output):
@@ -68,11 +79,15 @@ class Front(BaseHTTPRequestHandler):
         query = dict(pairs).get("query", "")
         self.query_id = dict(pairs).get("query_id", "")
         try:
-            self.answer(200, run(query, pairs, body if length else None, FOLDER))
+            self.answer(200, run(query, pairs, body if length else None, self.packed(), FOLDER))
         except Exception as fault:  # chdb raises RuntimeError with ClickHouse's text
             text = str(fault)
             code = re.search(r"Code: (\d+)", text)
             self.answer(500, text[code.start() :].encode() if code else text.encode(), code and code.group(1))
+
+    def packed(self):
+        packed = self.headers.get("Content-Encoding") or ""
+        return re.fullmatch(r"\w*", packed).group()
 
     def answer(self, status, body, code=None):
         try:

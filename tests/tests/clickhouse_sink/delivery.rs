@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use adapters::sink::{Resolution, RowKind, RowOutcome, SinkError};
+use adapters::{
+    clickhouse::Compression,
+    sink::{Resolution, RowKind, RowOutcome, SinkError},
+};
 use oncegate_tests::proxy::http::{Cut, HttpProxy};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -31,6 +34,45 @@ async fn p15_one_batch_driven_fifty_times_is_in_once() {
     };
     assert!(matches!(resolution, Resolution::Applied(_)));
     assert_eq!((asked, proxy.inserts(), rig.count().await), (50, 51, 2));
+}
+
+/// A batch is packed once, and sent as it is in the journal however often: also if it was made by a build or a configuration that packs
+/// otherwise.
+#[tokio::test]
+async fn p15_a_body_is_packed_once_and_sent_again_byte_for_byte() {
+    use Compression::{None, Zstd};
+    let mut lengths = BTreeMap::new();
+    for (made, now) in [(Zstd, Zstd), (None, Zstd), (Zstd, None)] {
+        let mut rig = Rig::new(PLAIN, |_| {}).await;
+        let proxy = HttpProxy::start(rig.server.port()).await;
+        rig.config.url = rig.server.url_through(proxy.port());
+        rig.config.compression = made;
+        rig.again().await.unwrap();
+        proxy.keep_inserts();
+        proxy.cut_inserts(1, Cut::Request);
+        proxy.cut_inserts(1, Cut::Answer);
+        let ids: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+        let rows: Vec<[(&str, &str); 2]> =
+            ids.iter().map(|id| [("id", id.as_str()), ("v", "\"a note\"")]).collect();
+        let fields: Vec<&[(&str, &str)]> = rows.iter().map(|row| &row[..]).collect();
+        let lost = rig.deliver(&fields).await.unwrap_err();
+        assert!(matches!(lost, SinkError::Unknown { .. }), "{lost}");
+        let journaled: Vec<u8> =
+            rig.book().query_row("SELECT body FROM oncegate_journal_parts", [], |row| row.get(0)).unwrap();
+        rig.config.compression = now;
+        rig.again().await.unwrap();
+        assert_eq!((rig.state.sequence, rig.count().await), (1, 1000), "{made:?}, {now:?}");
+        let kept = proxy.kept();
+        assert_eq!(kept.len(), 3);
+        for (head, body) in kept {
+            assert_eq!(head.contains("content-encoding: zstd"), made == Zstd, "{head}");
+            assert!(body == journaled, "{made:?}, {now:?}");
+        }
+        lengths.insert(made == Zstd, journaled.len());
+        rig.deliver(&[&[("id", "5")]]).await.unwrap();
+        assert_eq!(proxy.kept()[3].0.contains("content-encoding: zstd"), now == Zstd);
+    }
+    assert!(lengths[&true] < lengths[&false] / 2, "{lengths:?}");
 }
 
 /// A request that never reached the server, one that reached it in part or after it was given up, one whose answer was lost or came too

@@ -1,10 +1,10 @@
 //! What the start-up checks refuse, and what they say.
 
 use adapters::{
-    clickhouse::{ClickhouseConfig, ClickhouseSink},
+    clickhouse::{ClickhouseConfig, ClickhouseSink, Compression},
     sink::{Mode, Sink},
 };
-use oncegate_tests::servers::Clickhouse;
+use oncegate_tests::{proxy::http::HttpProxy, servers::Clickhouse};
 
 async fn misfits(columns: &str, change: impl FnOnce(&mut ClickhouseConfig)) -> String {
     let server = Clickhouse::shared();
@@ -119,4 +119,29 @@ async fn a_table_or_server_that_is_not_there_is_said() {
     let config = ClickhouseConfig::new(format!("http://127.0.0.1:{port}"), "a.b", folder.path());
     let away = ClickhouseSink::new(config).unwrap().probe().await.unwrap_err();
     assert!(away[0].what.contains("cannot be asked") && away[0].remedy.contains("url"), "{away:?}");
+}
+
+/// It would take packed bytes for rows.
+#[tokio::test]
+async fn a_server_that_is_not_told_how_bodies_are_packed_is_refused() {
+    let server = Clickhouse::shared();
+    let table = server
+        .table(
+            "t",
+            "(id UInt64) ENGINE = MergeTree ORDER BY id SETTINGS non_replicated_deduplication_window = 1000",
+        )
+        .await;
+    let proxy = HttpProxy::start(server.port()).await;
+    proxy.hide_encoding();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = ClickhouseConfig::new(server.url_through(proxy.port()), table, folder.path());
+    let refused = ClickhouseSink::new(config.clone()).unwrap().probe().await.unwrap_err();
+    assert!(
+        refused.len() == 1
+            && refused[0].what.contains("does not unpack the bodies")
+            && refused[0].remedy.contains("compression = \"none\""),
+        "{refused:?}"
+    );
+    config.compression = Compression::None;
+    ClickhouseSink::new(config).unwrap().probe().await.unwrap();
 }

@@ -410,3 +410,35 @@ async fn rule10_a_refusal_is_settled_where_the_route_says_so() {
     let copy = call(&gate, &plain("k", POISON)).await;
     assert_eq!((copy.outcome, copy.first), (Outcome::Duplicate, Some(Settled::Rejected)));
 }
+
+/// Sinks to which each batch costs get full ones: what is at hand waits for more, also what came while the lane was at work, and the oldest of
+/// it no longer than told.
+#[tokio::test(start_paused = true)]
+async fn records_linger_for_a_fuller_batch_and_no_longer_than_told() {
+    let mut rig = Rig::listed(41);
+    rig.rules.linger_ms = 100;
+    rig.rules.max_records = 4;
+    let gate = rig.gate("a", (1, 0)).await;
+    let sizes = || rig.world.lock().attempts.iter().map(|batch| batch.rows.len()).collect::<Vec<_>>();
+    let send = |id: &str| drop(spawn_call(&gate, &plain(id, "v")));
+    for id in ["a", "b", "c"] {
+        send(id);
+        pass(40).await;
+    }
+    assert_eq!((sizes(), rig.table().len()), (vec![3], 3), "100 ms after the first, whoever came since");
+    rig.delay(50, 0);
+    ["d", "e", "f", "g"].into_iter().for_each(send);
+    pass(10).await;
+    assert_eq!(sizes(), [3, 4], "a full one waits for nobody");
+    ["h", "i"].into_iter().for_each(send);
+    pass(80).await;
+    assert_eq!((sizes(), rig.table().len()), (vec![3, 4], 7));
+    ["j", "k"].into_iter().for_each(send);
+    pass(5).await;
+    assert_eq!((sizes(), rig.table().len()), (vec![3, 4, 4], 11));
+    send("l");
+    pass(95).await;
+    assert_eq!(sizes().len(), 3);
+    pass(10).await;
+    assert_eq!((sizes(), rig.table().len()), (vec![3, 4, 4, 1], 12));
+}
