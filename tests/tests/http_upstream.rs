@@ -95,6 +95,11 @@ impl Service {
         let text = |name: &str| {
             head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
         };
+        if head.method == Method::GET && target.ends_with("stalls") {
+            let first = futures_util::stream::iter([Ok(Frame::data(Bytes::from_static(b"begun")))]);
+            let rest = futures_util::StreamExt::chain(first, futures_util::stream::pending());
+            return Ok(Response::new(BodyExt::boxed(StreamBody::new(rest))));
+        }
         if head.method == Method::GET {
             let pieces = (0..300).map(|_| Ok(Frame::data(Bytes::from(vec![b'g'; 10_000]))));
             return Ok(Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::iter(pieces)))));
@@ -310,6 +315,31 @@ async fn requests_go_through_as_they_came_without_what_is_of_one_connection() {
             status
         );
     }
+}
+
+/// A service that hung after its head held a connection of the gateway for ever, and no bound counted it: enough of them, and nothing was
+/// accepted any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_stands_still_is_cut_and_holds_its_place_until_then() {
+    let rig = Rig::start(Service::default(), "max_concurrent = 2", BY_KEY).await;
+    let stalled = (0..2).map(|_| {
+        let mut client = rig.client();
+        tokio::spawn(async move { client.get("/v1/pay/stalls").await.is_err() })
+    });
+    let stalled: Vec<_> = stalled.collect();
+    let begun = std::time::Instant::now();
+    let mut client = rig.client();
+    while rig.service.seen.lock().len() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the service was not asked");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let full = client.get("/v1/pay/large").await.expect("an answer");
+    assert_eq!((full.status, problem(&full).as_str()), (429, "too-many-requests"));
+    for cut in stalled {
+        let cut = tokio::time::timeout(Duration::from_secs(10), cut).await.expect("it is cut");
+        assert!(cut.expect("it ran"), "half an answer is no answer");
+    }
+    assert_eq!(client.get("/v1/pay/large").await.expect("an answer").status, 200, "the places are free");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -134,10 +134,13 @@ pub(super) fn target(config: &KafkaSinkConfig) -> Result<Limits, Vec<Misfit>> {
             remedy: "set key = \"source\" or \"row_key\", or cleanup.policy=delete for the topic".to_owned(),
         });
     }
-    let broker = asked
-        .settings(ResourceSpecifier::Broker(metadata.orig_broker_id()))
-        .map_err(|misfit| vec![misfit])?;
-    let most = broker.and_then(|settings| settings.get("transaction.max.timeout.ms")?.parse::<u128>().ok());
+    // Whoever answered first has no number until all are known: asked for by that, no broker says anything.
+    let broker = metadata.brokers().iter().map(|broker| broker.id()).find(|id| *id >= 0);
+    let settings = match broker {
+        Some(id) => asked.settings(ResourceSpecifier::Broker(id)).map_err(|misfit| vec![misfit])?,
+        None => None,
+    };
+    let most = settings.and_then(|settings| settings.get("transaction.max.timeout.ms")?.parse::<u128>().ok());
     if let Some(most) = most.filter(|most| config.transaction_timeout.as_millis() > *most) {
         misfits.push(Misfit {
             what: format!(

@@ -12,7 +12,10 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::timeout;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Sleep, timeout},
+};
 
 use crate::http_client::{NoAnswer, Place, Wire, shown, trust};
 
@@ -107,16 +110,20 @@ impl Upstream {
         Sent::Answer(UpstreamAnswer { status: head.status, headers: head.headers, body })
     }
 
-    /// Sends a request that changes nothing, and hands its answer on as it comes.
+    /// Sends a request that changes nothing, and hands its answer on as it comes. An answer that stands still for the request's time-out is
+    /// cut. `place` is held until it is through.
     pub async fn pass(
         &self,
         method: Method,
         target: &str,
         headers: HeaderMap,
         body: Bytes,
+        place: OwnedSemaphorePermit,
     ) -> Result<Response<Passing>, Sent> {
         let (wire, response) = self.ask(method, target, headers, body).await?;
-        Ok(response.map(|body| Passing { body, _wire: wire }))
+        let idle = self.config.timeout;
+        let patience = Box::pin(tokio::time::sleep(idle));
+        Ok(response.map(|body| Passing { body, patience, idle, _wire: wire, _place: place }))
     }
 
     async fn ask(
@@ -182,18 +189,39 @@ impl Upstream {
 /// A body on its way through; its connection ends with it.
 pub struct Passing {
     body: Incoming,
+    /// Ends the wait for the next frame.
+    patience: Pin<Box<Sleep>>,
+    idle: Duration,
     _wire: Wire,
+    /// Held for as long as the body is on its way.
+    _place: OwnedSemaphorePermit,
+}
+
+/// Why a body did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Cut {
+    /// The connection broke.
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    /// Nothing came for so long.
+    #[error("the upstream's answer stood still for {} ms", .0.as_millis())]
+    Stalled(Duration),
 }
 
 impl Body for Passing {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Cut;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let this = self.get_mut();
+        match Pin::new(&mut this.body).poll_frame(cx) {
+            Poll::Ready(frame) => {
+                // Whoever reads slowly is bounded elsewhere: this is about the service.
+                this.patience.as_mut().reset(tokio::time::Instant::now() + this.idle);
+                Poll::Ready(frame.map(|frame| frame.map_err(Cut::from)))
+            }
+            Poll::Pending => this.patience.as_mut().poll(cx).map(|()| Some(Err(Cut::Stalled(this.idle)))),
+        }
     }
 
     fn is_end_stream(&self) -> bool {

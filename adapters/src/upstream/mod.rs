@@ -14,4 +14,4 @@ mod client;
 mod tests;
 
 pub use book::{Begin, Book, BookConfig, Found, Kept, NameSecret};
-pub use client::{Passing, Sent, Upstream, UpstreamAnswer, UpstreamConfig};
+pub use client::{Cut, Passing, Sent, Upstream, UpstreamAnswer, UpstreamConfig};

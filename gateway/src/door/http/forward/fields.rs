@@ -5,7 +5,13 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 
-use super::super::head::IDEMPOTENCY_KEY;
+use super::{
+    super::{
+        head::IDEMPOTENCY_KEY,
+        problem::{Kind, Trouble},
+    },
+    name::ForwardNaming,
+};
 
 pub(super) const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 pub(super) const OUTCOME: HeaderName = HeaderName::from_static("oncegate-outcome");
@@ -43,6 +49,38 @@ pub(super) fn end_to_end(headers: &HeaderMap) -> HeaderMap {
         kept.append(name, value.clone());
     }
     kept
+}
+
+/// Refuses what would reach the service as something else: a body under a transfer coding that nobody undoes, and a `Connection` that takes
+/// out what the request is known by.
+pub(super) fn framing(headers: &HeaderMap, naming: &ForwardNaming) -> Result<(), Trouble> {
+    let bad = |detail: String| Err(Trouble::new(Kind::BadRequest, detail));
+    for coding in headers.get_all(header::TRANSFER_ENCODING) {
+        if !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+            return bad(
+                "a transfer coding other than `chunked` does not go through; send the body chunked only, and say its coding in \
+                 Content-Encoding"
+                    .into(),
+            );
+        }
+    }
+    for value in headers.get_all(header::CONNECTION) {
+        let Ok(text) = value.to_str() else {
+            return bad("Connection holds other characters than those of field names; correct it".into());
+        };
+        for name in text.split(',').map(str::trim) {
+            let matters =
+                [IDEMPOTENCY_KEY, header::CONTENT_TYPE, header::CONTENT_ENCODING, header::AUTHORIZATION];
+            let known_by = matters.iter().any(|field| name.eq_ignore_ascii_case(field.as_str()))
+                || naming.reads().any(|field| name.eq_ignore_ascii_case(field));
+            if known_by {
+                return bad(format!(
+                    "Connection names {name:?}, by which the service and this gateway know the request; leave it out there"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What is known of the caller's connection.
@@ -138,6 +176,33 @@ mod tests {
     }
 
     const CALLER: Caller = Caller { version: Version::HTTP_11, peer: None, signed_on: false };
+
+    /// `Transfer-Encoding: gzip, chunked` came to the service as plain bytes that were none; `Connection: x-account` took the account out
+    /// that the key was made of.
+    #[test]
+    fn what_would_reach_the_service_as_something_else_is_refused() {
+        let naming = ForwardNaming {
+            key: crate::key::KeySpec::pointers(["/id"]).unwrap(),
+            digest: crate::naming::DigestOver::Payload,
+            tenant: vec!["x-account".into()],
+        };
+        for (name, value, fits) in [
+            ("transfer-encoding", "chunked", true),
+            ("transfer-encoding", "Chunked", true),
+            ("transfer-encoding", "gzip, chunked", false),
+            ("transfer-encoding", "gzip", false),
+            ("connection", "close", true),
+            ("connection", "keep-alive, x-private", true),
+            ("connection", "close, X-Account", false),
+            ("connection", "idempotency-key", false),
+            ("connection", "Content-Type", false),
+        ] {
+            assert_eq!(framing(&fields(&[(name, value)]), &naming).is_ok(), fits, "{name}: {value}");
+        }
+        let mut obscure = HeaderMap::new();
+        obscure.insert(header::CONNECTION, HeaderValue::from_bytes(b"x-\xe4").unwrap());
+        assert!(framing(&obscure, &naming).is_err());
+    }
 
     #[test]
     fn x17_fields_of_one_connection_stay_behind() {

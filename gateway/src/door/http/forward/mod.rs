@@ -299,6 +299,7 @@ impl Forward {
             return Err(Trouble::new(Kind::MethodNotAllowed, detail));
         }
         expectation(head)?;
+        fields::framing(&head.headers, &self.config.naming)?;
         let target = target(&head.uri)?;
         let length = content_length(&head.headers)?;
         let limit = self.config.limits.max_body as u64;
@@ -324,9 +325,12 @@ impl Forward {
 
     /// Straight through, without a key.
     async fn pass(&self, head: &Parts, target: &str, caller: Caller, body: Bytes) -> Out {
+        let Ok(place) = self.room.clone().try_acquire_owned() else {
+            return reply::problem(&self.no_room(), self.about(&head.headers)).map(Either::Left);
+        };
         let theirs = head.headers.get(IDEMPOTENCY_KEY).map_or(&b""[..], |value| value.as_bytes());
         let headers = fields::to_service(&head.headers, caller, theirs);
-        let passed = self.upstream.pass(head.method.clone(), target, headers, body).await;
+        let passed = self.upstream.pass(head.method.clone(), target, headers, body, place).await;
         let trouble = match passed {
             // Nobody asked for it: `Upgrade` stays behind.
             Ok(response) if response.status().is_informational() => {
@@ -402,9 +406,7 @@ impl Forward {
         };
         // What is at the service holds its place until its outcome is in the book.
         let Ok(_place) = self.room.try_acquire() else {
-            let detail = format!("{} requests are at the upstream", self.config.max_concurrent);
-            let trouble = Trouble::new(Kind::TooManyRequests, detail);
-            return self.problem(&trouble, job.name, &job.headers, Outcome::Unknown);
+            return self.problem(&self.no_room(), job.name, &job.headers, Outcome::Unknown);
         };
         job.begin.now_ms = now_ms();
         job.begin.until_ms = job
@@ -465,7 +467,7 @@ impl Forward {
                 After::Keep(answer) => return self.keep(job, answer).await,
                 After::Free(answer) => {
                     return match self.book.free(job.begin.name).await {
-                        Ok(()) => self.given(answer, Outcome::Rejected),
+                        Ok(()) => self.given(job, answer, Outcome::Rejected),
                         Err(fault) => self.problem(
                             &self.unknown(&fault, false),
                             job.name,
@@ -474,7 +476,7 @@ impl Forward {
                         ),
                     };
                 }
-                After::Pass(answer) => return self.given(answer, Outcome::Unknown),
+                After::Pass(answer) => return self.given(job, answer, Outcome::Unknown),
                 After::NotSent(reason) => {
                     let trouble = match self.book.free(job.begin.name).await {
                         Ok(()) => not_sent(&reason),
@@ -514,12 +516,21 @@ impl Forward {
         if answer.body.is_none() {
             return self.not_kept(job.name, &job.headers, answer.status.as_u16(), Outcome::Written);
         }
-        self.given(answer, Outcome::Written)
+        self.given(job, answer, Outcome::Written)
     }
 
     /// The service's answer as its first caller gets it.
-    fn given(&self, answer: UpstreamAnswer, outcome: Outcome) -> Done {
-        let mut reply = Response::new(Full::new(answer.body.unwrap_or_default()));
+    fn given(&self, job: &Job, answer: UpstreamAnswer, outcome: Outcome) -> Done {
+        let Some(body) = answer.body else {
+            let detail = format!(
+                "the upstream answered {} with a body above stored_answer_max, {} bytes; raise it to see what it says",
+                answer.status.as_u16(),
+                self.config.upstream.max_answer
+            );
+            let trouble = Trouble::new(Kind::AnswerNotKept, detail);
+            return self.problem(&trouble, job.name, &job.headers, outcome);
+        };
+        let mut reply = Response::new(Full::new(body));
         *reply.status_mut() = answer.status;
         *reply.headers_mut() = fields::to_caller(&answer.headers);
         Done { reply, outcome }
@@ -554,6 +565,11 @@ impl Forward {
         );
         let about = About { fingerprint: Some(name), ..self.about(request) };
         Done { reply: reply::problem(&Trouble::new(Kind::AnswerNotKept, detail), about), outcome }
+    }
+
+    fn no_room(&self) -> Trouble {
+        let detail = format!("{} requests are at the upstream", self.config.max_concurrent);
+        Trouble::new(Kind::TooManyRequests, detail)
     }
 
     /// What a caller is told of a key without outcome.

@@ -41,6 +41,17 @@ impl ForwardNaming {
     }
 }
 
+impl ForwardNaming {
+    /// The header fields that are part of a key.
+    pub(super) fn reads(&self) -> impl Iterator<Item = &str> {
+        let parts = self.key.parts().iter().filter_map(|part| match part {
+            Part::Header(name) => Some(&**name),
+            _ => None,
+        });
+        self.tenant.iter().map(|name| &**name).chain(parts)
+    }
+}
+
 /// A request to be named.
 pub(super) struct Asked<'r> {
     pub(super) method: &'r Method,
