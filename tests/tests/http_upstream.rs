@@ -91,7 +91,7 @@ impl Service {
         let Ok(body) = body.collect().await else { return Err(std::io::ErrorKind::UnexpectedEof.into()) };
         let body = body.to_bytes();
         let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-        self.seen.lock().push((head.method.clone(), target, head.headers.clone()));
+        self.seen.lock().push((head.method.clone(), target.clone(), head.headers.clone()));
         let text = |name: &str| {
             head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
         };
