@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p benches -- list`
 
+#[cfg(feature = "duckdb")]
+mod duckdb;
 mod http;
 mod kafka;
 mod load;
@@ -56,8 +58,8 @@ enum Bench {
         #[arg(long, default_value = "")]
         arm: String,
     },
-    /// Kafka to ClickHouse against direct inserts of the same blocks; the write proxy against a bare reverse proxy, and against an echo
-    /// for copies.
+    /// Kafka to ClickHouse against direct inserts of the same blocks; Kafka to DuckDB against the bare appender (feature `duckdb`); the
+    /// write proxy against a bare reverse proxy, and against an echo for copies.
     Olap {
         /// Only figures whose name holds this.
         #[arg(long, default_value = "")]

@@ -1,5 +1,5 @@
-//! Sinks without transactions: Kafka to ClickHouse against direct inserts of the same blocks by one client; the write proxy against a
-//! bare reverse proxy, and against an echo for copies.
+//! Kafka to ClickHouse against direct inserts of the same blocks by one client; Kafka to DuckDB against the bare appender (feature
+//! `duckdb`); the write proxy against a bare reverse proxy, and against an echo for copies.
 
 use std::{
     net::SocketAddr,
@@ -44,6 +44,10 @@ pub(crate) async fn run(scale: Scale, only: &str) -> Report {
     report.rivals = vec![
         ("clickhouse, 1 lane", "oncegate", "direct inserts", 0.7),
         ("clickhouse, 20 % copies", "oncegate", "direct inserts", 0.7),
+        ("duckdb, 1 lane", "oncegate", "bare appender", 0.7),
+        ("duckdb, 1 lane", "oncegate", "bare appender, columns", 0.7),
+        ("duckdb, row key, 20 % copies", "oncegate", "bare appender", 0.7),
+        ("duckdb, row key, 20 % copies", "oncegate", "bare appender, columns", 0.7),
         ("upstream, unique keys", "oncegate", "bare reverse proxy", 0.5),
         ("upstream, copies only", "oncegate", "bare hyper echo", 0.8),
     ];
@@ -53,6 +57,13 @@ pub(crate) async fn run(scale: Scale, only: &str) -> Report {
             into_clickhouse(&mut report, scale, figure, copies).await;
         }
     }
+    #[cfg(feature = "duckdb")]
+    for (figure, copies, keyed) in [("duckdb, 1 lane", 0, false), ("duckdb, row key, 20 % copies", 20, true)]
+    {
+        if wanted(figure) {
+            crate::duckdb::run(&mut report, &inserts(scale, copies), figure, keyed).await;
+        }
+    }
     if wanted("upstream, unique keys") || wanted("upstream, copies only") {
         let time = Duration::from_secs(if scale == Scale::Full { 20 } else { 6 });
         upstream(&mut report, time).await;
@@ -60,11 +71,15 @@ pub(crate) async fn run(scale: Scale, only: &str) -> Report {
     report
 }
 
-async fn into_clickhouse(report: &mut Report, scale: Scale, figure: &'static str, copies: u32) {
+fn inserts(scale: Scale, copies: u32) -> Workload {
     let records = if scale == Scale::Full { 1_000_000 } else { 300_000 };
     let until = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
     let until = i64::try_from(until).expect("this era");
-    let workload = scattered(Workload::generate(Kind::Insert, 1, records, copies, until));
+    scattered(Workload::generate(Kind::Insert, 1, records, copies, until))
+}
+
+async fn into_clickhouse(report: &mut Report, scale: Scale, figure: &'static str, copies: u32) {
+    let workload = inserts(scale, copies);
     let (kafka, clickhouse) = (Kafka::start(), Clickhouse::start());
     kafka.topic("orders", 1).await;
     let sent: Vec<Produced> = workload.sent.iter().map(|change| change.produced(1)).collect();

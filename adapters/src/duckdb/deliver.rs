@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
 use super::{
-    DuckdbConfig,
+    DuckdbConfig, errors,
     refuse::{self, Job},
     rows::{Packed, Shapes},
-    schema::{self, Class, Transaction},
+    schema::{self, Transaction},
     session::Open,
     write::{self, Stop},
 };
@@ -26,18 +26,36 @@ use crate::{
         shards::fence,
         worker::Fault,
     },
-    sink::{RowOutcome, SinkError},
+    sink::{RowOutcome, ShardId, ShardStep, SinkError},
 };
 
 /// Batches that do not bet after a bet that was lost.
 const CAREFUL_BATCHES: u32 = 8;
-/// A batch is begun again so often before it is given back.
+/// A batch is begun again so often before it is given back: after a lost bet, after a search for rows that are refused by themselves,
+/// and after one for rows that are refused because of each other.
 const TRIES: u32 = 4;
+/// A batch that was given back so often, though DuckDB was well, is not said to go in the next time.
+const GIVEN_BACK: u32 = 3;
 
 /// How boldly the session delivers.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     careful: u32,
+    /// The batch that was given back last, by its first step, and how often.
+    given_back: Option<(ShardId, i64, u32)>,
+}
+
+impl Pace {
+    /// A batch goes back that DuckDB refuses as a whole; true if it may go in the next time.
+    fn give_back(&mut self, steps: &[ShardStep]) -> bool {
+        let Some(first) = steps.first() else { return false };
+        let before = match self.given_back.take() {
+            Some((shard, sequence, times)) if shard == first.shard && sequence == first.sequence => times,
+            _ => 0,
+        };
+        self.given_back = Some((first.shard.clone(), first.sequence, before + 1));
+        before + 1 < GIVEN_BACK
+    }
 }
 
 /// Runs on the worker's thread.
@@ -58,7 +76,7 @@ pub(super) fn run(
     pace.careful = pace.careful.saturating_sub(1);
     let mut refused = BTreeMap::new();
     let writer = schema::writer(handle, config)?;
-    let mut tries = 0;
+    let (mut tries, mut searched) = (0, false);
     let (transaction, written) = loop {
         tries += 1;
         let transaction = Transaction::begin(connection, &writer)?;
@@ -69,7 +87,7 @@ pub(super) fn run(
             Err(Stop::Row(reason)) if tries >= TRIES => {
                 return Err(SinkError::NotApplied {
                     reason: format!("DuckDB refuses a row, and not when asked again: {reason}"),
-                    retry: true,
+                    retry: pace.give_back(&work.steps),
                 }
                 .into());
             }
@@ -79,7 +97,8 @@ pub(super) fn run(
             }
             Err(Stop::Row(_)) => {
                 drop(transaction);
-                refused = refuse::find(connection, &writer, &job)?;
+                refused = refuse::find(connection, &writer, &job, searched)?;
+                searched = true;
             }
         }
     };
@@ -89,12 +108,22 @@ pub(super) fn run(
     }
     let finish = finish.blocking_recv().map_err(|_| abandoned())?;
     write_finish(&transaction, route, &work.steps, &finish)?;
-    commit(transaction).inspect_err(|fault| {
-        // What it has left in the log, only a new look into the file says.
-        if fault.lost {
-            handle.mark_broken();
+    match commit(transaction) {
+        Ok(()) => pace.given_back = None,
+        Err(Uncommitted::Refused(why)) => {
+            return Err(SinkError::NotApplied {
+                reason: format!("committing: {why}"),
+                retry: pace.give_back(&work.steps),
+            }
+            .into());
         }
-    })?;
+        Err(Uncommitted::InDoubt(why)) => {
+            // What it has left in the log, only a new look into the file says.
+            handle.mark_broken();
+            let error = SinkError::Unknown { reason: format!("committing: {why}") };
+            return Err(Fault { error, lost: true });
+        }
+    }
     match FileId::of(&config.path) {
         Ok(now) if now == handle.file() => Ok(()),
         _ => Err(Fault {
@@ -109,18 +138,17 @@ pub(super) fn run(
     }
 }
 
-/// A commit that DuckDB refuses because of what others have written, or of a constraint, leaves nothing. Any other error may have
-/// come after the log was written, so that only a look after reopening says.
-fn commit(transaction: Transaction<'_>) -> Result<(), Fault> {
+/// Why there was no commit, in DuckDB's words.
+enum Uncommitted {
+    /// Because of what others have written, or of a constraint: nothing is left of it.
+    Refused(String),
+    /// It may have come after the log was written, so that only a look after reopening says.
+    InDoubt(String),
+}
+
+fn commit(transaction: Transaction<'_>) -> Result<(), Uncommitted> {
     transaction.commit().map_err(|error| {
-        let text = schema::text(&error);
-        let refused = schema::classify(&error) == Class::Again
-            && ["constraint violation", "onflict", "onstraint"].iter().any(|part| text.contains(part));
-        if refused {
-            let reason =
-                "committing: the rows meet what was committed before; they are tried again".to_owned();
-            return SinkError::NotApplied { reason, retry: true }.into();
-        }
-        Fault { error: SinkError::Unknown { reason: format!("committing: {text}") }, lost: true }
+        let why = errors::shown(&error);
+        if errors::refuses_commit(&error) { Uncommitted::Refused(why) } else { Uncommitted::InDoubt(why) }
     })
 }

@@ -3,7 +3,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `instance.rs` | the one database instance of a file that this process has |
-//! | `schema.rs` | bookkeeping tables, transactions, DuckDB's errors |
+//! | `schema.rs` `errors.rs` | bookkeeping tables and transactions; DuckDB's errors in the sink's words |
 //! | `probe.rs` | start-up checks; how the target table looks ([`probe::Layout`]) |
 //! | `types.rs` `values.rs` `encode.rs` | a record's values to one row |
 //! | `rows.rs` `arrays.rs` | the rows of a batch, and the same as columns |
@@ -17,6 +17,7 @@
 mod arrays;
 mod deliver;
 mod encode;
+mod errors;
 mod instance;
 mod probe;
 mod refuse;

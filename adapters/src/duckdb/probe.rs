@@ -5,7 +5,7 @@ use std::time::Duration;
 use duckdb::{Connection, OptionalExt};
 
 use super::{
-    DuckdbConfig,
+    DuckdbConfig, errors,
     instance::OpenError,
     schema::{self, quoted},
     session::looked_at,
@@ -105,7 +105,7 @@ impl Layout {
             }
             Err(error) => {
                 misfits.push(misfit(
-                    format!("{}: cannot be read: {}", config.path.display(), schema::text(&error)),
+                    format!("{}: cannot be read: {}", config.path.display(), errors::text(&error)),
                     "check that it is a DuckDB file, and not damaged",
                 ));
                 Err(misfits)
@@ -254,7 +254,7 @@ impl Table {
                 );
                 column.generated = connection
                     .prepare(&insert)
-                    .is_err_and(|error| schema::text(&error).contains("generated column"));
+                    .is_err_and(|error| errors::text(&error).contains("generated column"));
             }
         }
         let constraints = connection
@@ -349,17 +349,20 @@ impl Table {
                 "a row's version changes, its key does not: take another column",
             ));
         }
-        if !misfits.is_empty() {
-            return Err(misfits);
-        }
         let key: Vec<usize> = config.row_key.iter().filter_map(|name| find(name)).collect();
         let mut key_names: Vec<String> = key.iter().map(|&at| chosen[at].name.clone()).collect();
         key_names.sort();
         let key_plain = plain(&key_names.join(","));
         let others = self.uniques.iter().filter(|names| **names != key_names).count()
             + self.indexes.iter().filter(|(_, columns)| *columns != key_plain).count();
-        if !key.is_empty() && others == self.uniques.len() + self.indexes.len() {
-            return Err(vec![no_unique_key(table, &config.row_key)]);
+        if !key.is_empty()
+            && key.len() == config.row_key.len()
+            && others == self.uniques.len() + self.indexes.len()
+        {
+            misfits.push(no_unique_key(table, &config.row_key));
+        }
+        if !misfits.is_empty() {
+            return Err(misfits);
         }
         let layout = Layout {
             catalog: self.catalog.clone(),
@@ -450,7 +453,7 @@ fn unfit_key(connection: &Connection, layout: &Layout) -> Option<Misfit> {
         layout.names(&layout.key)
     );
     let error = connection.prepare(&insert).err()?;
-    let text = schema::text(&error);
+    let text = errors::text(&error);
     Some(misfit(
         format!("DuckDB does not take the mode's statement for table {:?}: {text}", layout.table),
         "change the table, or the sink's mode",
@@ -499,7 +502,7 @@ pub(super) fn probe(config: &DuckdbConfig) -> Result<Layout, Vec<Misfit>> {
 }
 
 fn unopened(config: &DuckdbConfig, error: &duckdb::Error) -> Misfit {
-    let text = schema::text(error);
+    let text = errors::text(error);
     let remedy = if text.contains("lock") {
         "end the process that has it open: a DuckDB file has one process at a time"
     } else {
@@ -521,7 +524,7 @@ fn check(connection: &Connection, config: &DuckdbConfig) -> Result<Layout, Vec<M
     for (table, columns) in schema::TABLES {
         if let Err(error) = connection.prepare(&format!("SELECT {columns} FROM {table} LIMIT 0")) {
             misfits.push(misfit(
-                format!("bookkeeping table {table} is not as this build makes it: {}", schema::text(&error)),
+                format!("bookkeeping table {table} is not as this build makes it: {}", errors::text(&error)),
                 format!("move it away if it is not Oncegate's; it must have the columns {columns}"),
             ));
         }
@@ -530,7 +533,7 @@ fn check(connection: &Connection, config: &DuckdbConfig) -> Result<Layout, Vec<M
         && let Err(error) = create(connection, config, ddl)
     {
         misfits.push(misfit(
-            format!("the DDL in create failed: {}", schema::text(&error)),
+            format!("the DDL in create failed: {}", errors::text(&error)),
             format!("mend it, or make table {:?} by hand", config.table),
         ));
     }

@@ -44,17 +44,27 @@ pub(super) fn complete(written: Vec<Option<RowOutcome>>, refused: &Refused) -> V
         .collect()
 }
 
-/// All rows that DuckDB refuses.
+/// All rows that DuckDB refuses. `together`: they are known to depend on each other, whatever the table says.
 pub(super) fn find(
     connection: &Connection,
     writer: &MutexGuard<'_, ()>,
     job: &Job<'_>,
+    together: bool,
 ) -> Result<Refused, Fault> {
     let attempt = |rows: &[usize]| attempt(connection, writer, job, rows);
-    let all: Vec<usize> = (0..job.packed.len()).collect();
+    search(&attempt, job.packed.len(), job.layout.apart && !together)
+}
+
+/// The rows that `attempt` refuses, and why; it says why it does not take some of them, or none if it takes them all.
+fn search(
+    attempt: &impl Fn(&[usize]) -> Result<Option<String>, Fault>,
+    rows: usize,
+    apart: bool,
+) -> Result<Refused, Fault> {
+    let all: Vec<usize> = (0..rows).collect();
     let mut refused = Refused::new();
-    if job.layout.apart {
-        halve(&attempt, &all, &mut refused)?;
+    if apart {
+        halve(attempt, &all, &mut refused)?;
         return Ok(refused);
     }
     // A row may be refused because of another one of the batch, the earlier of which goes in: so each is tried behind all that come before it.
@@ -116,5 +126,34 @@ fn attempt(
         Ok(_) => Ok(None),
         Err(Stop::Row(reason)) => Ok(Some(reason)),
         Err(Stop::Batch(fault)) => Err(fault),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of what an attempt with `bad` groups refuses: any set that holds one of them whole.
+    fn refused(bad: &[&[usize]], apart: bool) -> Vec<usize> {
+        let attempt = |rows: &[usize]| {
+            let holds = bad.iter().any(|group| group.iter().all(|row| rows.contains(row)));
+            Ok(holds.then(|| "no".to_owned()))
+        };
+        search(&attempt, 20, apart).unwrap().into_keys().collect()
+    }
+
+    #[test]
+    fn rule10_rows_that_are_refused_by_themselves_are_found_either_way() {
+        for bad in [vec![], vec![0], vec![19], vec![3, 4, 12]] {
+            let groups: Vec<&[usize]> = bad.chunks(1).collect();
+            assert_eq!((refused(&groups, true), refused(&groups, false)), (bad.clone(), bad));
+        }
+    }
+
+    #[test]
+    fn rule10_of_rows_that_are_refused_only_together_the_last_is_refused() {
+        assert_eq!(refused(&[&[3, 15]], true), [0; 0], "halving does not see it");
+        assert_eq!(refused(&[&[3, 15]], false), [15]);
+        assert_eq!(refused(&[&[3, 15], &[0, 1, 2], &[7]], false), [2, 7, 15]);
     }
 }

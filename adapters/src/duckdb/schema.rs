@@ -1,4 +1,4 @@
-//! The bookkeeping tables, transactions, and DuckDB's errors in the sink's words.
+//! The bookkeeping tables, and transactions.
 
 use duckdb::{
     Connection, ToSql,
@@ -6,7 +6,7 @@ use duckdb::{
 };
 use parking_lot::MutexGuard;
 
-use super::{DuckdbConfig, instance::Handle};
+use super::{DuckdbConfig, errors::fault, instance::Handle};
 use crate::{
     bookkeeping::{Books, Cell, Param, worker::Fault},
     sink::SinkError,
@@ -51,13 +51,15 @@ CREATE TABLE IF NOT EXISTS oncegate_tombstones (
     target VARCHAR, row_key BLOB, version BLOB NOT NULL, route VARCHAR NOT NULL, event_ms BIGINT NOT NULL,
     PRIMARY KEY (target, row_key)
 );
-ALTER TABLE oncegate_shards ADD COLUMN IF NOT EXISTS lineage VARCHAR;
 ";
 
 /// The sink's clock: ms since the epoch.
 const NOW_MS: &str = "epoch_ms(now())";
 
-/// All bookkeeping tables are there, the columns of later builds included.
+/// Columns that files of earlier builds lack.
+const LATER: [(&str, &str); 3] = [("partitions", "BIGINT"), ("source", "VARCHAR"), ("lineage", "VARCHAR")];
+
+/// All bookkeeping tables are there, with all their columns. A table of that name which is not ours is left to the start-up checks.
 pub(super) fn is_made(connection: &Connection) -> Result<bool, duckdb::Error> {
     let there: i64 = connection.query_row(
         "SELECT count(*) FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main'
@@ -65,21 +67,36 @@ pub(super) fn is_made(connection: &Connection) -> Result<bool, duckdb::Error> {
         [],
         |row| row.get(0),
     )?;
-    let whole: bool = connection.query_row(
-        "SELECT count(*) = 1 FROM duckdb_columns() WHERE database_name = current_database() AND schema_name = 'main'
-         AND table_name = 'oncegate_shards' AND column_name = 'lineage'",
-        [],
-        |row| row.get(0),
-    )?;
-    Ok(there == TABLES.len() as i64 && whole)
+    Ok(there == TABLES.len() as i64 && lacking(connection)?.is_empty())
 }
 
-/// Makes the bookkeeping tables that are missing.
+/// Of [`LATER`], what our table of shards lacks.
+fn lacking(connection: &Connection) -> Result<Vec<(&'static str, &'static str)>, duckdb::Error> {
+    let columns: Vec<String> = connection
+        .prepare(
+            "SELECT column_name FROM duckdb_columns() WHERE database_name = current_database() AND schema_name = 'main'
+             AND table_name = 'oncegate_shards'",
+        )?
+        .query_map([], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    let has = |name: &str| columns.iter().any(|column| column == name);
+    let ours = has("heartbeat_ms") && has("epoch");
+    Ok(LATER.into_iter().filter(|(column, _)| ours && !has(column)).collect())
+}
+
+/// Makes the bookkeeping tables, and the columns of them, that are missing.
 pub(super) fn make(connection: &Connection, _writer: &MutexGuard<'_, ()>) -> Result<(), duckdb::Error> {
-    connection.execute_batch(&format!("BEGIN TRANSACTION; {DDL} COMMIT;")).inspect_err(|_| {
-        // There may be none, if it could not even begin.
-        drop(connection.execute_batch("ROLLBACK"));
-    })
+    let whole = |sql: &str| {
+        connection.execute_batch(&format!("BEGIN TRANSACTION; {sql} COMMIT;")).inspect_err(|_| {
+            // There may be none, if it could not even begin.
+            drop(connection.execute_batch("ROLLBACK"));
+        })
+    };
+    whole(DDL)?;
+    for (column, kind) in lacking(connection)? {
+        whole(&format!("ALTER TABLE oncegate_shards ADD COLUMN {column} {kind};"))?;
+    }
+    Ok(())
 }
 
 /// A transaction of the only writer, or one that only reads; rolled back unless it is committed.
@@ -196,113 +213,4 @@ fn cell(value: Value) -> Cell {
 /// `name` as an SQL identifier.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-/// What kind of failure an error is. DuckDB tells it by the first words of its text alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Class {
-    /// A row breaks a rule of the table, or an expression of it fails on a value.
-    Row,
-    /// It may go better the next time.
-    Again,
-    /// Memory or disk ran out.
-    Full,
-    /// The file, its lock or its permissions.
-    Io,
-    /// DuckDB gives the instance up.
-    Fatal,
-    /// The table or its columns are not what they were.
-    Schema,
-    Other,
-}
-
-pub(super) fn classify(error: &duckdb::Error) -> Class {
-    let text = text(error);
-    let has = |part: &str| text.contains(part);
-    let begins = |part: &str| text.strip_prefix("Failed to append: ").unwrap_or(&text).starts_with(part);
-    // Such a text quotes values: nothing in it is looked for.
-    let of_a_row = ["Constraint Error", "Conversion Error", "Out of Range Error", "Invalid Input Error"];
-    if of_a_row.iter().any(|front| begins(front)) {
-        Class::Row
-    } else if begins("FATAL") || begins("INTERNAL") {
-        Class::Fatal
-    } else if begins("IO Error") || begins("Permission Error") {
-        if has("No space left") || has("full") { Class::Full } else { Class::Io }
-    } else if begins("Out of Memory Error") {
-        Class::Full
-    } else if begins("TransactionContext Error") {
-        Class::Again
-    } else if begins("Catalog Error") || begins("Binder Error") || begins("Parser Error") {
-        Class::Schema
-    } else if broken_rule(&text).is_some() {
-        Class::Row
-    } else if has("has been invalidated") {
-        Class::Fatal
-    } else if has("onflict on ") {
-        Class::Again
-    } else {
-        Class::Other
-    }
-}
-
-/// Which rule of the table the text says was broken; it quotes no value.
-fn broken_rule(text: &str) -> Option<String> {
-    let behind = |part: &str| text.find(part).map(|at| text[at..].trim_end_matches('.').to_owned());
-    // Both name the table, and a column or an expression.
-    if let Some(rule) = behind("NOT NULL constraint failed").or_else(|| behind("CHECK constraint failed")) {
-        return Some(rule);
-    }
-    let says = |part: &str| text.contains(part);
-    // The texts of these quote the key.
-    if says("still referenced") {
-        Some("a foreign key of another table refers to the row".to_owned())
-    } else if says("foreign key constraint") {
-        Some("a foreign key refers to a row that is not there".to_owned())
-    } else if says("violates primary key constraint") {
-        Some("another row has this primary key".to_owned())
-    } else if says("violates unique constraint") || says("duplicate key") || says("Duplicate key") {
-        Some("another row has this key of a PRIMARY KEY or UNIQUE constraint".to_owned())
-    } else {
-        None
-    }
-}
-
-/// Why DuckDB refused a row, without its values.
-pub(super) fn refusal(table: &str, error: &duckdb::Error) -> String {
-    match broken_rule(&text(error)) {
-        Some(rule) => format!("{rule} (table {table:?})"),
-        None => {
-            format!("an expression of table {table:?} (a default, a check or an index) fails on its values")
-        }
-    }
-}
-
-/// An error from outside COMMIT: nothing of the transaction can come any more, for a DuckDB file has no server that might still be
-/// at it.
-pub(super) fn fault(doing: &str, error: &duckdb::Error) -> Fault {
-    let class = classify(error);
-    let (retry, lost, advice) = match class {
-        Class::Again => (true, false, "it is tried again"),
-        Class::Full => (true, false, "make room on the disk or in memory"),
-        Class::Io => (true, true, "check the file, its folder and their permissions"),
-        Class::Fatal => (true, true, "the file is opened again"),
-        Class::Row | Class::Schema | Class::Other => {
-            (false, false, "check the table and the oncegate_* tables against the start-up checks")
-        }
-    };
-    // What is wrong with a row is said with its values.
-    let what = match class {
-        Class::Row => broken_rule(&text(error)).unwrap_or_else(|| "an expression fails".to_owned()),
-        _ => text(error),
-    };
-    Fault { error: SinkError::NotApplied { reason: format!("{doing}: {what}; {advice}"), retry }, lost }
-}
-
-/// The error in one line, as DuckDB says it.
-pub(super) fn text(error: &duckdb::Error) -> String {
-    let text = match error {
-        duckdb::Error::DuckDBFailure(_, Some(message)) => message.clone(),
-        other => other.to_string(),
-    };
-    text.lines().next().unwrap_or_default().to_owned()
 }

@@ -8,10 +8,11 @@ use tokio::sync::oneshot;
 use super::{
     DuckdbConfig, Probed, deliver,
     deliver::Pace,
+    errors::{self, Class},
     instance::{Handle, OpenError},
     probe::{self, Layout},
     rows::Packed,
-    schema::{self, Class, Transaction},
+    schema::{self, Transaction},
 };
 use crate::{
     bookkeeping::{
@@ -93,7 +94,7 @@ impl Db {
 pub(super) fn open(config: &DuckdbConfig) -> Result<(Connection, Handle), Fault> {
     let path = config.path.display();
     let handle = Handle::open(&config.path).map_err(|error| match error {
-        OpenError::Duckdb(error) => schema::fault(&format!("opening {path}"), &error),
+        OpenError::Duckdb(error) => errors::fault(&format!("opening {path}"), &error),
         OpenError::Io(error) => {
             SinkError::NotApplied { reason: format!("opening {path}: {error}"), retry: true }.into()
         }
@@ -105,8 +106,8 @@ pub(super) fn open(config: &DuckdbConfig) -> Result<(Connection, Handle), Fault>
     })?;
     let made = (|| {
         let connection =
-            handle.connect().map_err(|error| schema::fault(&format!("connecting to {path}"), &error))?;
-        let failed = |error| schema::fault("making the bookkeeping tables", &error);
+            handle.connect().map_err(|error| errors::fault(&format!("connecting to {path}"), &error))?;
+        let failed = |error| errors::fault("making the bookkeeping tables", &error);
         // A look waits for nobody once they are there.
         if !schema::is_made(&connection).map_err(failed)? {
             schema::make(&connection, &schema::writer(&handle, config)?).map_err(failed)?;
@@ -250,7 +251,7 @@ fn transact<T>(
         let answer = job(&transaction)?;
         transaction.commit().map_err(|error| Fault {
             error: SinkError::NotApplied {
-                reason: format!("{doing}: {}", schema::text(&error)),
+                reason: format!("{doing}: {}", errors::shown(&error)),
                 retry: true,
             },
             lost: true,
@@ -280,7 +281,7 @@ fn read<T>(
 /// Whether DuckDB still answers: an instance that it has given up fails every statement.
 pub(super) fn notice(connection: &Connection, handle: &Handle) {
     if let Err(error) = connection.execute_batch("SELECT 1")
-        && schema::classify(&error) == Class::Fatal
+        && errors::classify(&error) == Class::Fatal
     {
         handle.mark_broken();
     }

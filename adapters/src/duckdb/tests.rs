@@ -27,6 +27,8 @@ struct Bed {
     epoch: i64,
     sequence: i64,
     known_new: bool,
+    /// Runs in the file between the rows and the commit, beside the sink.
+    meanwhile: Option<String>,
 }
 
 impl Bed {
@@ -41,7 +43,7 @@ impl Bed {
         let mut session = sink.session("r", "me");
         let state = session.acquire(&[ShardId::from(SHARD)], Acquire::Force).await.unwrap();
         let (epoch, sequence) = (state[0].epoch, state[0].sequence);
-        Self { folder, config, encoder, session, epoch, sequence, known_new: false }
+        Self { folder, config, encoder, session, epoch, sequence, known_new: false, meanwhile: None }
     }
 
     async fn keyed(ddl: &str, mode: Mode, row_key: &[&str], version: Option<&str>) -> Self {
@@ -90,7 +92,11 @@ impl Bed {
             .map(|(kind, bytes, row_key)| Row { kind: *kind, bytes, row_key, source })
             .collect();
         let steps = [self.step()];
-        let seal = |outcomes: &[RowOutcome]| {
+        let meanwhile = self.meanwhile.clone().map(|sql| (self.config.path.clone(), sql));
+        let seal = move |outcomes: &[RowOutcome]| {
+            if let Some((path, sql)) = &meanwhile {
+                FileConnection::open(path).unwrap().execute_batch(sql).unwrap();
+            }
             vec![MarkBlock {
                 step: 0,
                 min_ms: 5,
@@ -272,6 +278,62 @@ async fn rule10_of_rows_that_meet_in_another_unique_key_the_first_goes_in() {
         assert!(!format!("{outcomes:?}").contains("secret"), "{outcomes:?}");
         assert_eq!(bed.sql::<String>("SELECT string_agg(id::VARCHAR, ',' ORDER BY id) FROM t"), "1,4,9");
     }
+}
+
+#[tokio::test]
+async fn rule10_a_value_that_reads_as_an_error_of_duckdb_costs_its_row() {
+    for value in [
+        "conflict on x",
+        "has been invalidated",
+        "NOT NULL constraint failed: t.x",
+        "No space left",
+        "q\\\"q",
+    ] {
+        let value = format!("\"{value}\"");
+        // In another unique key; as the row key of a bet that is lost; in a table that only DuckDB keeps unique.
+        for (known_new, row_key) in [(false, &["id"][..]), (true, &["u"]), (false, &[])] {
+            let ddl = "CREATE TABLE t (id INTEGER UNIQUE, u VARCHAR UNIQUE)";
+            let mut bed = Bed::keyed(ddl, Mode::Insert, row_key, None).await;
+            bed.known_new = known_new;
+            assert_eq!(bed.deliver(&[(Write, &["1", &value])]).await.unwrap().rows, [Written]);
+            let rows: &[(RowKind, &[&str])] = &[(Write, &["2", &value]), (Write, &["3", "\"good\""])];
+            let outcomes = bed.deliver(rows).await.unwrap().rows;
+            let met = match &outcomes[0] {
+                Stale => known_new,
+                RowOutcome::Refused { reason } => {
+                    !known_new && reason.starts_with("another row has this key") && !reason.contains(&value)
+                }
+                _ => false,
+            };
+            assert!(met && outcomes[1] == Written, "{value}: {outcomes:?}");
+            assert_eq!(bed.sql::<String>("SELECT string_agg(id::VARCHAR, ',' ORDER BY id) FROM t"), "1,3");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_is_refused_is_tried_again_and_not_for_ever() {
+    let mut bed = Bed::keyed("CREATE TABLE t (id VARCHAR PRIMARY KEY)", Mode::Insert, &["id"], None).await;
+    for n in 1..=4 {
+        // Another one takes the key of a row that is written already.
+        bed.meanwhile = Some(format!("INSERT INTO t VALUES ('conflict {n}')"));
+        let row = format!("\"conflict {n}\"");
+        let error = bed.deliver(&[(Write, &[&row])]).await.unwrap_err();
+        let SinkError::NotApplied { reason, retry } = &error else { panic!("{error}") };
+        assert!(reason.starts_with("committing: ") && !reason.contains(&row[1..row.len() - 1]), "{reason}");
+        assert_eq!(*retry, n < 3, "{n}: {reason}");
+        assert!(bed.session.connected());
+        assert_eq!(bed.sql::<i64>("SELECT sequence FROM oncegate_shards"), 0);
+    }
+    bed.meanwhile = None;
+    assert_eq!(
+        bed.deliver(&[(Write, &["\"conflict 1\""]), (Write, &["\"new\""])]).await.unwrap().rows,
+        [Stale, Written]
+    );
+    assert_eq!(bed.sql::<i64>("SELECT count(*) FROM t"), 5);
+    bed.meanwhile = Some("INSERT INTO t VALUES ('x')".to_owned());
+    let error = bed.deliver(&[(Write, &["\"x\""])]).await.unwrap_err();
+    assert!(matches!(error, SinkError::NotApplied { retry: true, .. }), "counted from the start: {error}");
 }
 
 #[tokio::test]

@@ -9,9 +9,10 @@ use duckdb::{Appender, Connection, arrow::array::BinaryBuilder, types::Value};
 
 use super::{
     arrays::{Extra, record_batch},
+    errors::{self, Class},
     probe::Layout,
     refuse::Job,
-    schema::{self, Class, Transaction, quoted},
+    schema::{Transaction, quoted},
 };
 use crate::{
     bookkeeping::worker::Fault,
@@ -69,9 +70,9 @@ pub(super) fn write(
 }
 
 fn stop(layout: &Layout, doing: &str, error: &duckdb::Error) -> Stop {
-    match schema::classify(error) {
-        Class::Row => Stop::Row(schema::refusal(&layout.table, error)),
-        _ => Stop::Batch(schema::fault(doing, error)),
+    match errors::classify(error) {
+        Class::Row => Stop::Row(errors::refusal(&layout.table, error)),
+        _ => Stop::Batch(errors::fault(doing, error)),
     }
 }
 
@@ -155,7 +156,7 @@ impl<'a, 'c> Staged<'a, 'c> {
             }
         }
         let staged = Self { connection, job, groups, answers: vec![None; ops.len()], tombstones: false };
-        staged.stage(ops, group_of).map_err(|error| schema::fault("staging rows", &error))?;
+        staged.stage(ops, group_of).map_err(|error| errors::fault("staging rows", &error))?;
         Ok(staged)
     }
 
@@ -201,7 +202,7 @@ impl<'a, 'c> Staged<'a, 'c> {
         self.groups().map_err(|error| stop(layout, doing, &error))?;
         self.connection
             .execute_batch(&format!("DROP TABLE temp.{STAGE}"))
-            .map_err(|error| schema::fault(doing, &error))?;
+            .map_err(|error| errors::fault(doing, &error))?;
         Ok(self
             .answers
             .into_iter()

@@ -34,6 +34,11 @@ impl Target for Duckdb {
     fn histories(&self) -> u64 {
         6
     }
+
+    fn takes(&self, _column: &str, json: &str) -> bool {
+        // A text may hold any character.
+        json.contains("\\u0000")
+    }
 }
 
 impl Place for DuckdbPlace {
