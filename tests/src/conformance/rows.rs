@@ -317,7 +317,7 @@ pub async fn p10_dead_letters_come_with_their_batch<T: Target>(target: &T) {
         "{count} WHERE kind = 'late' AND payload IS NULL AND position = 77 AND event_ms = 1000 AND octet_length(key) = 16"
     );
     assert_eq!(bed.number(&whole).await, 1);
-    assert_eq!(bed.number(&format!("{count} WHERE kind = 'late' AND length(payload) = 11")).await, 1);
+    assert_eq!(bed.number(&format!("{count} WHERE kind = 'late' AND octet_length(payload) = 11")).await, 1);
     assert_eq!(
         bed.number(&format!("{count} WHERE reason LIKE '%amount%' AND shard = 'http/0' AND route = 'route'"))
             .await,
