@@ -158,28 +158,6 @@ async fn p8_a_batch_that_goes_again_stays_before_what_was_parked_behind_it() {
     assert_eq!(rig.table(), ["x=v2"], "the later record of the row is the last");
 }
 
-/// A lane that ended left what waited for a key of another lane, and then sent what was queued behind it: once that was read again, its
-/// row went back in time. Found in one run among some ten thousand.
-#[tokio::test(start_paused = true)]
-async fn p8_a_lane_that_ends_sends_nothing_past_what_it_leaves_waiting() {
-    let mut rig = Rig::keyed(Mode::Upsert, 10);
-    rig.rules.max_records = 4;
-    let relay = Relay::start(&rig, "a", (0, 2), 2).await;
-    rig.delay(5_000, 0);
-    relay.push(1, &json("k", "y", "v", 0, BASE_MS));
-    pass(100).await;
-    let copy = json("k", "y", "v", 0, BASE_MS);
-    relay.push(0, &copy);
-    relay.push(0, &json("l", "y", "w1", 0, BASE_MS));
-    // So many that the lane takes no more of them, and the last record waits in its queue.
-    (0..10).for_each(|_| relay.push(0, &copy));
-    relay.push(0, &json("m", "y", "w2", 0, BASE_MS));
-    pass(1_000).await;
-    relay.gate.close().await;
-    assert_eq!(rig.table(), ["y=v"], "nothing of the partition, or all of it");
-    assert_eq!(relay.position(0), Some(0));
-}
-
 #[tokio::test(start_paused = true)]
 async fn p7_copies_in_a_batch_wait_for_the_first_and_the_next_is_tried_if_it_is_refused() {
     let rig = Rig::keyed(Mode::Upsert, 6);

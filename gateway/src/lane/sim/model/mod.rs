@@ -181,6 +181,21 @@ fn asked_bug() -> Option<Bug> {
     Some(bug.unwrap_or_else(|| panic!("no fault {name}; there are {:?}", Bug::ALL)))
 }
 
+/// Seeds that fell once, and why. Whoever changes how plans are drawn has to look for others: without the change of `answer_parked` the
+/// first one fell by `order_in_key`, one of some ten thousand.
+const FELL: [(u64, &str); 2] = [
+    (1_014_658, "a lane that ended sent what was queued behind what it left waiting"),
+    (1_015_621, "of a record that was late at first a later copy was in time, and stood in its order"),
+];
+
+#[test]
+fn model_runs_that_once_fell_hold() {
+    for (seed, story) in FELL {
+        let ran = run_plan(&Plan::draw(seed), None, None);
+        assert!(ran.fell.is_none(), "seed {seed} ({story}) again: {:?}", ran.fell);
+    }
+}
+
 /// One seed, with its trace.
 fn one(seed: u64) {
     let (plan, bug) = (Plan::draw(seed), asked_bug());
