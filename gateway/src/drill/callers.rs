@@ -127,7 +127,9 @@ impl Load {
             callers.spawn(async move {
                 for numbers in share {
                     caller.load.ledger.lock().copies += 1;
-                    caller.send(&numbers, deadline).await?;
+                    if caller.send(&numbers, deadline).await?.is_none() {
+                        caller.load.ledger.lock().silent(numbers.event);
+                    }
                 }
                 Ok::<(), Stopped>(())
             });

@@ -93,6 +93,13 @@ impl Child {
             .unwrap_or_else(|_| Err("no answer".to_owned()))
     }
 
+    /// How it ended, if nobody ended it; with its last words.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let status = self.process.as_mut()?.try_wait().ok()??;
+        self.process = None;
+        Some(format!("it ended by itself with {status}:\n{}", self.tail()))
+    }
+
     /// `kill -9`, and waits until it is gone.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {

@@ -54,6 +54,10 @@ pub(crate) struct Ledger {
     /// Events whose copy had another outcome than a copy may have: event, and what was told.
     odd: Vec<(u64, String)>,
     odd_count: u64,
+    /// Events of copies that had no answer though nothing was struck any more.
+    silent: Vec<u64>,
+    /// How the gateway ended though nobody had ended it.
+    deaths: Vec<String>,
 }
 
 impl Ledger {
@@ -139,6 +143,16 @@ impl Ledger {
         told
     }
 
+    /// A copy of the event had no answer, long after the last fault.
+    pub(crate) fn silent(&mut self, event: u64) {
+        self.silent.push(event);
+    }
+
+    /// The gateway ended, and nobody had ended it.
+    pub(crate) fn died(&mut self, how: String) {
+        self.deaths.push(how);
+    }
+
     /// Events that an answer says were settled.
     pub(crate) fn settled(&self) -> u64 {
         self.events.iter().filter(|event| event.settled).count() as u64
@@ -180,6 +194,8 @@ pub(crate) enum Wrong {
     Answer,
     /// No answer to the end.
     Unanswered,
+    /// The gateway ended though nobody had ended it.
+    Died,
 }
 
 impl Wrong {
@@ -192,6 +208,7 @@ impl Wrong {
             Wrong::Unexpected => "unexpected",
             Wrong::Answer => "wrong answer",
             Wrong::Unanswered => "unanswered",
+            Wrong::Died => "gateway ended",
         }
     }
 }
@@ -292,6 +309,23 @@ impl<'a> Comparison<'a> {
                 key,
                 expected: "\"duplicate\", or the first answer".to_owned(),
                 found: format!("{word:?}"),
+            });
+        }
+        for event in &self.ledger.silent {
+            let key = self.shape.shown_identity(&self.row_of(*event)?);
+            self.violations.add(Violation {
+                wrong: Wrong::Unanswered,
+                key,
+                expected: "\"duplicate\", for a copy after the last fault".to_owned(),
+                found: "no answer".to_owned(),
+            });
+        }
+        for how in &self.ledger.deaths {
+            self.violations.add(Violation {
+                wrong: Wrong::Died,
+                key: BTreeMap::new(),
+                expected: "a gateway that runs until it is ended".to_owned(),
+                found: how.clone(),
             });
         }
         let more = self.ledger.odd_count - self.ledger.odd.len() as u64;
@@ -511,6 +545,18 @@ mod tests {
             .clone()
             .unwrap();
         assert_eq!(Some(named), rig.row(lost)[0]);
+    }
+
+    /// A gateway that crashed on some record between two faults was started again with the next fault, and a copy that was never answered
+    /// after the last one counted as sent: both drills held.
+    #[test]
+    fn a_gateway_that_ends_by_itself_and_a_copy_without_an_answer_are_violations() {
+        let mut rig = Rig::new(Mode::Insert);
+        let event = rig.sent(1, 1, &["written"]);
+        rig.ledger.silent(event);
+        rig.ledger.died("it ended by itself with signal 6".to_owned());
+        let row = rig.row(event);
+        assert_eq!(rig.wrong(&[row]), [(Wrong::Unanswered, 1), (Wrong::Died, 1)]);
     }
 
     #[test]

@@ -335,7 +335,9 @@ impl Stage<'_> {
         bar.set_message("sending copies of all");
         load.sweep(SWEEP).await.map_err(failed)?;
         tokio::time::sleep(shadow.seen_after()).await;
-        if !child.terminate().await.map_err(failed)? {
+        if let Some(how) = child.ended() {
+            load.ledger.lock().died(how);
+        } else if !child.terminate().await.map_err(failed)? {
             report.notes.push("the gateway did not end by itself within 40 s of SIGTERM".to_owned());
         }
         drop(proxy);
@@ -423,6 +425,7 @@ impl Stage<'_> {
                     return Err("the callers ended before their time".to_owned());
                 }
             }
+            self.alive(child, load).await?;
             let struck = match step.fault {
                 Fault::Kill { empty_store, away_ms, until_ready } => {
                     kills += 1;
@@ -457,8 +460,18 @@ impl Stage<'_> {
             counted.1 += u64::from(struck);
         }
         // The last fault too is followed by records.
+        self.alive(child, load).await?;
+        child.ready().await?;
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(())
+    }
+
+    /// A gateway that ended by itself is written down, and started again.
+    async fn alive(&self, child: &mut Child, load: &Load) -> Result<(), String> {
+        let Some(how) = child.ended() else { return Ok(()) };
+        load.ledger.lock().died(how);
+        child.spawn()?;
+        child.ready().await
     }
 }
 
@@ -479,8 +492,13 @@ struct Struck<'a> {
 async fn signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
+    // Of a terminal that is closed, or a connection that breaks.
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut quit = signal(SignalKind::quit())?;
     tokio::select! {
         _ = terminate.recv() => Ok(()),
+        _ = hangup.recv() => Ok(()),
+        _ = quit.recv() => Ok(()),
         ended = tokio::signal::ctrl_c() => ended,
     }
 }

@@ -150,7 +150,8 @@ impl fmt::Display for Report {
                         None => format!("{column}=null"),
                     })
                     .collect();
-                writeln!(f, "  {}: {}", violation.wrong.word(), key.join(", "))?;
+                let of = if key.is_empty() { String::new() } else { format!(": {}", key.join(", ")) };
+                writeln!(f, "  {}{of}", violation.wrong.word())?;
                 writeln!(f, "    expected: {}", violation.expected)?;
                 writeln!(f, "    found:    {}", violation.found)?;
             }

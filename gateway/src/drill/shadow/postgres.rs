@@ -63,9 +63,13 @@ impl PostgresShadow {
     async fn client(&self) -> Result<Client, String> {
         let client = connect(&self.config, "oncegate/drill").await;
         let client = client.map_err(|fault| format!("cannot connect to Postgres: {fault}"))?;
-        let settings = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET bytea_output = 'hex'; \
-                        SET extra_float_digits = 1; SET lock_timeout = '10s'; SET statement_timeout = 0";
-        client.batch_execute(settings).await.map_err(|fault| text(&fault))?;
+        Ok(client)
+    }
+
+    /// As [`Self::client`], within a transaction. Nothing is set for the session: behind a pooler another program may have it next.
+    async fn transaction(&self) -> Result<Client, String> {
+        let client = self.client().await?;
+        client.batch_execute(&format!("BEGIN; {SETTINGS}")).await.map_err(|fault| text(&fault))?;
         Ok(client)
     }
 
@@ -119,14 +123,19 @@ impl PostgresShadow {
     }
 
     pub(super) async fn make(&mut self) -> Result<(), String> {
-        let client = self.client().await?;
+        let client = self.transaction().await?;
         let (real, shadow) = (quoted(&self.schema, &self.real), quoted(&self.schema, &self.shadow));
         let ddl = format!("CREATE TABLE {shadow} (LIKE {real} INCLUDING ALL)");
         client
             .batch_execute(&ddl)
             .await
             .map_err(|fault| format!("{} cannot be made ({ddl}): {}", self.table(), text(&fault)))?;
+        // Its answer may be lost, or not be waited for: then it may be there.
         self.made = true;
+        client
+            .batch_execute("COMMIT")
+            .await
+            .map_err(|fault| format!("{} may have been made ({ddl}): {}", self.table(), text(&fault)))?;
         Ok(())
     }
 
@@ -135,7 +144,7 @@ impl PostgresShadow {
         columns: &[&str],
         each: &mut (dyn FnMut(Row) -> Result<(), String> + Send),
     ) -> Result<(), String> {
-        let client = self.client().await?;
+        let client = self.transaction().await?;
         let list: Vec<String> = columns.iter().map(|name| format!("{}::text", quote(name))).collect();
         let query = format!("SELECT {} FROM {}", list.join(", "), quoted(&self.schema, &self.shadow));
         let none: [&str; 0] = [];
@@ -212,14 +221,21 @@ impl PostgresShadow {
     }
 }
 
+/// What a drill's own transactions go by.
+const SETTINGS: &str = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL bytea_output = 'hex'; \
+                        SET LOCAL extra_float_digits = 1; SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = 0";
+
 /// The backend of a process that was killed may hold the table for a moment.
 async fn drop_table(client: &Client, table: &str) -> Result<(), String> {
     let mut said = String::new();
     for _ in 0..3 {
-        match client.batch_execute(&format!("DROP TABLE {table}")).await {
+        match client.batch_execute(&format!("BEGIN; {SETTINGS}; DROP TABLE IF EXISTS {table}; COMMIT")).await
+        {
             Ok(()) => return Ok(()),
             Err(fault) => said = text(&fault),
         }
+        // The transaction has failed, if it is still there.
+        drop(client.batch_execute("ROLLBACK").await);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     Err(said)
