@@ -184,6 +184,19 @@ pub(super) async fn probe(config: &ClickhouseConfig, client: &mut Client) -> Res
             ));
         }
     }
+    if config.mode == Mode::Insert && !layout.key.is_empty() && misfits.is_empty() {
+        let (database, table) = (quoted(database), quoted(table));
+        let names: Vec<String> = config.row_key.iter().map(|name| quoted(name)).collect();
+        let names = names.join(", ");
+        if let Err(failure) =
+            client.query(&format!("SELECT {names} FROM {database}.{table} LIMIT 0"), "").await
+        {
+            misfits.push(misfit(
+                format!("the table cannot be asked which rows it has: {}", failure.full()),
+                format!("GRANT SELECT({names}) ON {database}.{table} to the sink's user"),
+            ));
+        }
+    }
     let extra = layout.deleted.iter().chain(&layout.batch);
     let names: Vec<String> =
         layout.columns.iter().map(|column| &column.name).chain(extra).map(|name| quoted(name)).collect();
@@ -227,9 +240,12 @@ fn check_engine(config: &ClickhouseConfig, found: &TableRow, misfits: &mut Vec<M
     }
     let replacing = engine.ends_with("ReplacingMergeTree");
     match config.mode {
-        Mode::Insert if !config.row_key.is_empty() => misfits.push(misfit(
-            "mode = \"insert\" with row_key: ClickHouse does not look for the row that is there",
-            "remove row_key (the route's key keeps copies out), or use mode = \"upsert-if-newer\" and ReplacingMergeTree",
+        Mode::Insert if !config.row_key.is_empty() && engine != "MergeTree" => misfits.push(misfit(
+            format!(
+                "mode = \"insert\" with row_key: a table of engine {engine} cannot be asked which rows it has: merges change them, or another copy \
+                 has more"
+            ),
+            "remove row_key (the route's key keeps copies out), use ENGINE = MergeTree, or mode = \"upsert-if-newer\" and ReplacingMergeTree",
         )),
         Mode::Insert => {}
         Mode::Upsert => misfits.push(misfit(
@@ -433,11 +449,11 @@ fn fill(
                 "partition by row key columns only: rows in two partitions never replace each other",
             ));
         }
-        for &at in &key {
-            if let Kind::Nullable(_) = kinds[at] {
-                let name = &columns[at].name;
-                misfits.push(misfit(format!("row_key column {name:?} may be null"), "make it not null"));
-            }
+    }
+    for &at in &key {
+        if let Kind::Nullable(_) = kinds[at] {
+            let name = &columns[at].name;
+            misfits.push(misfit(format!("row_key column {name:?} may be null"), "make it not null"));
         }
     }
     let version = config.version.as_deref().and_then(index);

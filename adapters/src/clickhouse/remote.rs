@@ -1,9 +1,9 @@
 //! The table as the journal's target: parts of one partition, tokens, the window.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use async_trait::async_trait;
@@ -77,18 +77,7 @@ impl Table {
             values.iter().copied().filter(|value| !self.partitions.contains_key(*value)).collect();
         unknown.sort_unstable();
         unknown.dedup();
-        let mut asked: Vec<&[&[u8]]> = Vec::new();
-        let mut rest = &unknown[..];
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let count = rest.iter().take_while(|value| {
-                bytes += value.len();
-                bytes <= QUESTION
-            });
-            let (some, later) = rest.split_at(count.count().max(1));
-            asked.push(some);
-            rest = later;
-        }
+        let mut asked = in_questions(&unknown);
         while let Some(values) = asked.pop() {
             match self.ask_partitions(partition, values).await {
                 Ok(names) => {
@@ -159,10 +148,106 @@ impl Table {
         Ok(self.number(&sql).await? > 0)
     }
 
+    /// Which of these row keys the table has.
+    async fn there<'a>(
+        &mut self,
+        layout: &Layout,
+        keys: Vec<&'a [u8]>,
+    ) -> Result<HashSet<&'a [u8]>, SinkError> {
+        let names: Vec<String> = layout.key.iter().map(|&at| quoted(&layout.columns[at].name)).collect();
+        let names = names.join(", ");
+        let structure: Vec<String> = layout
+            .key
+            .iter()
+            .map(|&at| format!("{} {}", quoted(&layout.columns[at].name), layout.columns[at].type_name))
+            .collect();
+        let structure = literal(&format!("oncegate_at UInt32, {}", structure.join(", ")));
+        let table = format!("{}.{}", quoted(&layout.database), quoted(&layout.table));
+        let settings = parameters([("max_query_size", "100000000"), ("max_block_size", "10000000")]);
+        let mut there = HashSet::new();
+        for keys in in_questions(&keys) {
+            let rows = (0_u32..).zip(keys).flat_map(|(at, key)| [&at.to_le_bytes(), *key].concat());
+            let rows: String = rows.map(|byte| format!("\\x{byte:02X}")).collect();
+            let asked = format!("format(RowBinary, {structure}, '{rows}')");
+            let sql = format!(
+                "SELECT oncegate_at FROM {asked} WHERE ({names}) IN (SELECT {names} FROM {table} WHERE ({names}) IN (SELECT {names} FROM {asked})) FORMAT TSV"
+            );
+            let answer =
+                self.client.query(&sql, &settings).await.map_err(|failure| not_asked(&failure.plain()))?;
+            for line in String::from_utf8_lossy(&answer.body).lines() {
+                let key = line.parse().ok().and_then(|at: usize| keys.get(at));
+                there.insert(*key.ok_or_else(|| not_asked("ClickHouse answers with something else"))?);
+            }
+        }
+        Ok(there)
+    }
+
+    /// Whether a row that comes again is replaced by itself, whatever the engine remembers.
+    async fn replaces(&mut self) -> bool {
+        self.config.mode == Mode::UpsertIfNewer && matches!(self.has_views().await, Ok(false))
+    }
+
+    async fn send_under(&mut self, statement: &str, part: &Part, token: &str) -> Sent {
+        // The query's name as well: while an earlier attempt is still at it, ClickHouse refuses another.
+        let token = parameters([("insert_deduplication_token", token), ("query_id", &*part.token)]);
+        let (packed, statement) = Compression::of(statement);
+        match self.client.post(&format!("{statement}&{token}"), packed, part.body.clone()).await {
+            // Whoever stands between may answer with a 200 too: only ClickHouse names the query.
+            Ok(answer) if answer.query_id.as_deref() != Some(&*part.token) => Sent::Unknown {
+                reason: "the answer to an insert is not ClickHouse's: it does not name the query".to_owned(),
+            },
+            Ok(answer) if answer.body.is_empty() => Sent::In,
+            Ok(_) => Sent::Unknown { reason: "the answer to an insert holds something".to_owned() },
+            Err(Failure::Unsent(reason)) => Sent::Out { reason, retry: true },
+            Err(failure @ Failure::Unclear(_)) => Sent::Unknown { reason: failure.plain() },
+            Err(failure @ Failure::Server { code, .. }) => {
+                let retry = match meaning(code) {
+                    Meaning::NotYet => true,
+                    Meaning::Refused => false,
+                    Meaning::Unknown => return Sent::Unknown { reason: failure.plain() },
+                };
+                match self.has_views().await {
+                    Ok(false) => Sent::Out { reason: failure.plain(), retry },
+                    Ok(true) => {
+                        let reason = failure.plain();
+                        Sent::Unknown {
+                            reason: format!("{reason}; it may be a view's, with the rows in the table"),
+                        }
+                    }
+                    Err(why) => Sent::Unknown { reason: format!("{}; and {}", failure.plain(), why.plain()) },
+                }
+            }
+        }
+    }
+
     async fn number(&mut self, sql: &str) -> Result<i64, Failure> {
         let answer = self.client.query(sql, "").await?;
         let text = String::from_utf8_lossy(&answer.body);
         text.trim().parse().map_err(|_| Failure::Unclear("ClickHouse answers with no number".to_owned()))
+    }
+}
+
+/// In questions of some length.
+fn in_questions<'a, 'b>(values: &'b [&'a [u8]]) -> Vec<&'b [&'a [u8]]> {
+    let mut asked = Vec::new();
+    let mut rest = values;
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let count = rest.iter().take_while(|value| {
+            bytes += value.len();
+            bytes <= QUESTION
+        });
+        let (some, later) = rest.split_at(count.count().max(1));
+        asked.push(some);
+        rest = later;
+    }
+    asked
+}
+
+fn not_asked(why: &str) -> SinkError {
+    SinkError::NotApplied {
+        reason: format!("nothing was sent: the table was not asked which rows it has: {why}"),
+        retry: true,
     }
 }
 
@@ -259,15 +344,16 @@ impl Remote for Table {
             .iter()
             .map(|row| encode::take(&layout, row.bytes).ok_or_else(not_ours))
             .collect::<Result<_, _>>()?;
-        // Without a row key no row is a copy of another.
-        let copies: Vec<Copy<'_, i128>> = batch
+        // Without a row key no row is a copy of another. Among equal versions the last stays, as it does among batches.
+        let copies: Vec<Copy<'_, (i128, usize)>> = batch
             .rows
             .iter()
             .zip(&rows)
-            .map(|(row, taken)| Copy {
+            .enumerate()
+            .map(|(at, (row, taken))| Copy {
                 kind: row.kind,
                 row_key: row.row_key,
-                version: taken.version,
+                version: taken.version.map(|version| (version, at)),
                 shape: 0,
             })
             .collect();
@@ -291,6 +377,18 @@ impl Remote for Table {
             } else {
                 fit.push(row);
             }
+        }
+        // What may be there already: late records, and those whose key does not tell the row key.
+        if self.config.mode == Mode::Insert && !layout.key.is_empty() && !batch.known_new {
+            let keys: HashSet<&[u8]> = fit.iter().map(|&row| batch.rows[row].row_key).collect();
+            let there = self.there(&layout, keys.into_iter().collect()).await?;
+            fit.retain(|&row| {
+                let is_there = there.contains(batch.rows[row].row_key);
+                if is_there {
+                    outcomes[row] = Some(RowOutcome::Stale);
+                }
+                !is_there
+            });
         }
         let plan = Plan::among(self.config.mode, &copies, &fit);
         let mut sent: Vec<usize> = Vec::with_capacity(fit.len());
@@ -361,40 +459,24 @@ impl Remote for Table {
     }
 
     async fn send(&mut self, statement: &str, part: &Part) -> Sent {
-        // The query's name as well: while an earlier attempt is still at it, ClickHouse refuses another.
-        let token = parameters([("insert_deduplication_token", &*part.token), ("query_id", &*part.token)]);
-        let (packed, statement) = Compression::of(statement);
-        match self.client.post(&format!("{statement}&{token}"), packed, part.body.clone()).await {
-            // Whoever stands between may answer with a 200 too: only ClickHouse names the query.
-            Ok(answer) if answer.query_id.as_deref() != Some(&*part.token) => Sent::Unknown {
-                reason: "the answer to an insert is not ClickHouse's: it does not name the query".to_owned(),
-            },
-            Ok(answer) if answer.body.is_empty() => Sent::In,
-            Ok(_) => Sent::Unknown { reason: "the answer to an insert holds something".to_owned() },
-            Err(Failure::Unsent(reason)) => Sent::Out { reason, retry: true },
-            Err(failure @ Failure::Unclear(_)) => Sent::Unknown { reason: failure.plain() },
-            Err(failure @ Failure::Server { code, .. }) => {
-                let retry = match meaning(code) {
-                    Meaning::NotYet => true,
-                    Meaning::Refused => false,
-                    Meaning::Unknown => return Sent::Unknown { reason: failure.plain() },
-                };
-                match self.has_views().await {
-                    Ok(false) => Sent::Out { reason: failure.plain(), retry },
-                    Ok(true) => {
-                        let reason = failure.plain();
-                        Sent::Unknown {
-                            reason: format!("{reason}; it may be a view's, with the rows in the table"),
-                        }
-                    }
-                    Err(why) => Sent::Unknown { reason: format!("{}; and {}", failure.plain(), why.plain()) },
-                }
-            }
+        self.send_under(statement, part, &part.token).await
+    }
+
+    async fn send_again(&mut self, statement: &str, part: &Part) -> Sent {
+        if !self.replaces().await {
+            return self.send(statement, part).await;
         }
+        // The table may know the token of rows that a crash has taken from it, and would drop them.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let fresh = format!("{} again {}", part.token, now.as_nanos());
+        self.send_under(statement, part, &fresh).await
     }
 
     async fn knows_repeats(&mut self, tried: Tried) -> Result<Result<(), String>, String> {
         let layout = self.layout().map_err(|error| error.to_string())?;
+        if self.replaces().await {
+            return Ok(Ok(()));
+        }
         if let Some(ms) = layout.window.ms
             && !(-60_000..=ms / 2).contains(&tried.age_ms)
         {

@@ -103,7 +103,7 @@ pub(super) fn remove(transaction: &rusqlite::Transaction<'_>, id: i64) -> Result
 
 /// Runs a transaction that no sync waits for: one that goes with the machine's power, and not with the process. The next that is synced
 /// takes it along.
-fn unsynced<T>(
+pub(super) fn unsynced<T>(
     connection: &mut Connection,
     job: impl FnOnce(&mut Connection) -> Result<T, Fault>,
 ) -> Result<T, Fault> {

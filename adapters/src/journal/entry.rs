@@ -11,7 +11,7 @@ use crate::{
     sqlite::schema::NOW_MS,
 };
 
-/// `verdict` is for people: `in` or `out`, once they have looked into the target. `doubt` is why they must.
+/// `verdict` is for people: `in` or `out`, once they have looked into the target, of an entry or of one of its parts. `doubt` is why they must.
 const DDL: &str = "
 CREATE TABLE IF NOT EXISTS oncegate_journal (
     id INTEGER PRIMARY KEY AUTOINCREMENT, route TEXT NOT NULL, statement TEXT NOT NULL, first_ms INTEGER NOT NULL,
@@ -26,7 +26,8 @@ CREATE TABLE IF NOT EXISTS oncegate_journal_steps (
 CREATE INDEX IF NOT EXISTS oncegate_journal_steps_entry ON oncegate_journal_steps (entry);
 CREATE TABLE IF NOT EXISTS oncegate_journal_parts (
     id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE, part INTEGER NOT NULL,
-    token TEXT NOT NULL UNIQUE, done INTEGER NOT NULL, rows INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (entry, part)
+    token TEXT NOT NULL UNIQUE, done INTEGER NOT NULL, rows INTEGER NOT NULL, body BLOB NOT NULL,
+    verdict TEXT CHECK (verdict IN ('in', 'out')), UNIQUE (entry, part)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS oncegate_journal_marks (
     id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE,
@@ -72,6 +73,8 @@ pub(crate) struct Part {
     pub(crate) body: Bytes,
     /// It is known to be in.
     pub(super) done: bool,
+    /// Someone who has looked says that nothing of it is in: it may be sent once, whatever the target has forgotten.
+    pub(super) absent: bool,
 }
 
 impl Entry {
@@ -185,10 +188,15 @@ pub(super) fn token<'a>(
 pub(super) fn make(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(DDL)?;
     // Books of before.
-    for column in ["target", "blocks_taken", "doubt"] {
-        let has = "SELECT count(*) FROM pragma_table_info('oncegate_journal') WHERE name = ?1";
-        if connection.query_row(has, [column], |row| row.get::<_, i64>(0))? == 0 {
-            connection.execute_batch(&format!("ALTER TABLE oncegate_journal ADD COLUMN {column} TEXT"))?;
+    for (table, column, rule) in [
+        ("oncegate_journal", "target", ""),
+        ("oncegate_journal", "blocks_taken", ""),
+        ("oncegate_journal", "doubt", ""),
+        ("oncegate_journal_parts", "verdict", "CHECK (verdict IN ('in', 'out'))"),
+    ] {
+        let has = "SELECT count(*) FROM pragma_table_info(?1) WHERE name = ?2";
+        if connection.query_row(has, [table, column], |row| row.get::<_, i64>(0))? == 0 {
+            connection.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {column} TEXT {rule}"))?;
         }
     }
     Ok(())
@@ -340,6 +348,14 @@ pub(super) fn note_done(connection: &Connection, entry: i64, done: &[usize]) -> 
     Ok(())
 }
 
+/// What was said of a part counts for one attempt.
+pub(super) fn take_verdict(connection: &Connection, entry: i64, part: usize) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE oncegate_journal_parts SET verdict = NULL WHERE entry = ?1 AND part = ?2")?
+        .execute(params![entry, part as i64])
+        .map(drop)
+}
+
 /// Why someone has to look before anything becomes of it.
 pub(super) fn note_doubt(connection: &Connection, entry: i64, doubt: &str) -> rusqlite::Result<()> {
     connection
@@ -407,13 +423,17 @@ pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Opti
         })?
         .collect::<rusqlite::Result<_>>()?;
     entry.parts = connection
-        .prepare("SELECT token, rows, body, done FROM oncegate_journal_parts WHERE entry = ?1 ORDER BY part")?
+        .prepare(
+            "SELECT token, rows, body, done, verdict FROM oncegate_journal_parts WHERE entry = ?1 ORDER BY part",
+        )?
         .query_map([id], |row| {
+            let verdict: Option<String> = row.get(4)?;
             Ok(Part {
                 token: row.get(0)?,
                 rows: index(row.get(1)?),
                 body: row.get::<_, Vec<u8>>(2)?.into(),
-                done: row.get(3)?,
+                done: row.get::<_, bool>(3)? || verdict.as_deref() == Some("in"),
+                absent: verdict.as_deref() == Some("out"),
             })
         })?
         .collect::<rusqlite::Result<_>>()?;
@@ -488,6 +508,7 @@ pub(super) fn fuzz(bytes: &[u8]) {
             rows: body.len(),
             body: Bytes::copy_from_slice(body),
             done: false,
+            absent: false,
         }],
         finish: Finish {
             marks: vec![OwnedMark {

@@ -191,6 +191,10 @@ pub(crate) trait Remote: Send {
     async fn blocks(&mut self) -> Result<Option<String>, String>;
     /// Sends one part under its token.
     async fn send(&mut self, statement: &str, part: &Part) -> Sent;
+    /// Sends one part that an earlier attempt may have put in.
+    async fn send_again(&mut self, statement: &str, part: &Part) -> Sent {
+        self.send(statement, part).await
+    }
     /// Whether a repeat is surely known for one: no more than half of the window has passed. Else why not.
     async fn knows_repeats(&mut self, tried: Tried) -> Result<Result<(), String>, String>;
     /// Whether the target has the part, if its rows say so; none if they do not.

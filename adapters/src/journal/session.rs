@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::{
     Hold, Identity, JournalConfig, Remote, Sent, Tried,
-    book::{journal, name_of, remove, settle, settle_own, stand, stand_now, stands},
+    book::{journal, name_of, remove, settle, settle_own, stand, stand_now, stands, unsynced},
     entry::{self, Entry, Part, Unread},
 };
 use crate::{
@@ -274,7 +274,7 @@ impl JournalSession {
                 reason: format!("nothing was sent: {reason}"),
                 retry: true,
             })?;
-            parts.push(Part { token, rows: rows.len(), body: body.into(), done: false });
+            parts.push(Part { token, rows: rows.len(), body: body.into(), done: false, absent: false });
         }
         let entry = Entry {
             id: 0,
@@ -407,15 +407,33 @@ impl JournalSession {
             if entry.parts[at].done {
                 continue;
             }
+            let surely_out = first || entry.parts[at].absent;
+            if entry.parts[at].absent {
+                let id = entry.id;
+                let taken = self
+                    .job_connected(move |connection, _| {
+                        entry::take_verdict(connection, id, at)
+                            .map_err(|error| schema::fault("taking the verdict of a part", &error))
+                    })
+                    .await;
+                if let Err(error) = taken {
+                    return unknown(error.to_string());
+                }
+                warn!(
+                    "{name}: part {} of {count} is sent, as someone has said that nothing of it is in",
+                    at + 1
+                );
+                entry.parts[at].absent = false;
+            }
             // Each time: the parts before may have taken long.
-            let forgotten = if first { Ok(None) } else { self.forgotten(entry).await };
+            let forgotten = if surely_out { Ok(None) } else { self.forgotten(entry).await };
             let forgotten = match forgotten {
                 Ok(forgotten) => forgotten,
                 Err(reason) => return unknown(reason),
             };
             let part = &entry.parts[at];
             // Also within the window: a server that was killed may have kept rows without their token, or a token without its rows.
-            let held = if first { Ok(None) } else { self.remote.holds(part).await };
+            let held = if surely_out { Ok(None) } else { self.remote.holds(part).await };
             let absent = matches!(held, Ok(Some(false)));
             match (held, &forgotten) {
                 (Ok(Some(true)), _) => {
@@ -425,7 +443,7 @@ impl JournalSession {
                 (Ok(None), Some(why)) => {
                     return unknown(format!(
                         "{why}, so that part {} of {count} is not sent again: it could come in twice; look into the target, then set \
-                         verdict in {} ({page})",
+                         verdict of the part or of all in {} ({page})",
                         at + 1,
                         self.file.path.display()
                     ));
@@ -443,8 +461,10 @@ impl JournalSession {
             };
             let sent = if at > 0 && planted!(PartSkipped) {
                 Sent::In
-            } else {
+            } else if first {
                 self.remote.send(&entry.statement, part).await
+            } else {
+                self.remote.send_again(&entry.statement, part).await
             };
             if let Err(crash) = self.crash.point() {
                 return unknown(crash.to_string());
@@ -492,8 +512,27 @@ impl JournalSession {
                 }
                 Sent::Unknown { reason } => return unknown(format!("part {} of {count}: {reason}", at + 1)),
             }
+            if at + 1 < count {
+                self.note_part(entry.id, at).await;
+            }
         }
         Driven::In
+    }
+
+    /// So that a process that ends here leaves one part of which nobody knows, and not all that it has sent. Without a sync: it is no more
+    /// than a help.
+    async fn note_part(&mut self, id: i64, part: usize) {
+        let noted = self
+            .job_connected(move |connection, _| {
+                unsynced(connection, |connection| {
+                    entry::note_done(connection, id, &[part])
+                        .map_err(|error| schema::fault("noting a part that is in", &error))
+                })
+            })
+            .await;
+        if let Err(error) = noted {
+            warn!(route = %self.route, "a part that is in may be sent again: {error}");
+        }
     }
 
     /// Why a repeat might not be known for one any more.

@@ -148,7 +148,7 @@ impl SinkConfig {
             Target::Duckdb { .. } => true,
             Target::Files(_) => false,
             #[cfg(feature = "clickhouse")]
-            Target::Clickhouse(_) => false,
+            Target::Clickhouse(_) => true,
             #[cfg(feature = "stream-load")]
             Target::StreamLoad(_) => false,
             #[cfg(feature = "kafka")]

@@ -226,9 +226,19 @@ async fn upsert_if_newer_ends_in_the_newest_and_deletes_keep_older_writes_away()
     ])
     .await
     .unwrap();
-    let now =
-        rig.server.lines(&format!("SELECT id, v FROM {} FINAL ORDER BY id FORMAT TSV", rig.table)).await;
-    assert_eq!(now, ["1\tc", "3\tagain"]);
+    let read = format!("SELECT id, v FROM {} FINAL ORDER BY id FORMAT TSV", rig.table);
+    assert_eq!(rig.server.lines(&read).await, ["1\tc", "3\tagain"]);
+    // Among equal versions the last stays, in one batch as in two.
+    let equal: [(RowKind, &[(&str, &str)]); 3] = [
+        (Write, &[("id", "4"), ("at", &t1), ("v", "\"first\"")]),
+        (Write, &[("id", "4"), ("at", &t1), ("v", "\"second\"")]),
+        (Write, &[("id", "4"), ("at", &t1), ("v", "\"third\"")]),
+    ];
+    let outcomes = rig.deliver_kinds(&equal[..2]).await.unwrap();
+    assert_eq!(outcomes, [RowOutcome::Stale, written]);
+    assert_eq!(rig.server.lines(&read).await[2], "4\tsecond");
+    rig.deliver_kinds(&equal[2..]).await.unwrap();
+    assert_eq!(rig.server.lines(&read).await[2], "4\tthird");
     let missing = rig.encode(Delete, &[("id", "1")]).unwrap_err();
     assert!(missing.column == "at" && missing.reason.contains("the version"), "{missing}");
 }
@@ -281,6 +291,77 @@ async fn upsert_if_newer_ends_in_its_model_behind_lost_replies() {
         .map(|(id, (version, _))| format!("{id}\tv{version}"))
         .collect();
     assert_eq!(rig.server.lines(&read).await, expected);
+}
+
+/// P15: rows that replace themselves may come again as often as need be. Under a token that the table knows they would not, and a server that
+/// was killed may know one whose rows it has not.
+#[tokio::test]
+async fn p15_what_replaces_itself_comes_again_whatever_the_table_remembers() {
+    let mut rig = replacing().await;
+    let proxy = HttpProxy::start(rig.server.port()).await;
+    rig.config.url = rig.server.url_through(proxy.port());
+    rig.again().await.unwrap();
+    let read = format!("SELECT id, v FROM {} FINAL ORDER BY id FORMAT TSV", rig.table);
+    let row: &[(&str, &str)] = &[("id", "1"), ("at", "\"2024-01-01T00:00:00Z\""), ("v", "\"a\"")];
+    proxy.cut_inserts(2, Cut::Answer);
+    rig.deliver(&[row]).await.unwrap_err();
+    rig.server
+        .query(&format!("ALTER TABLE {} DELETE WHERE 1 SETTINGS mutations_sync = 2", rig.table))
+        .await
+        .unwrap();
+    assert!(rig.server.lines(&read).await.is_empty(), "a token without its rows");
+    rig.resolve().await.unwrap_err();
+    assert_eq!(rig.server.lines(&read).await, ["1\ta"]);
+    // Nor does it matter how much has come since.
+    rig.server
+        .query(&format!("ALTER TABLE {} MODIFY SETTING non_replicated_deduplication_window = 100", rig.table))
+        .await
+        .unwrap();
+    for second in 1..=101 {
+        let at = format!("toDateTime('2020-01-01 00:00:00') + {second}");
+        let insert =
+            format!("INSERT INTO {} (id, at, v) SELECT 2, {at}, 'x' SETTINGS async_insert = 0", rig.table);
+        rig.server.query(&insert).await.unwrap();
+    }
+    rig.again().await.unwrap();
+    assert_eq!((rig.state.sequence, proxy.inserts()), (1, 3));
+    assert_eq!(rig.server.lines(&read).await, ["1\ta", "2\tx"]);
+}
+
+/// P11: what is late, or has a key that does not tell the row key, is looked for in the table.
+#[tokio::test]
+async fn p11_a_late_copy_is_told_by_the_rows_that_are_there() {
+    let columns = "(day Date, id LowCardinality(String), v String DEFAULT '') ENGINE = MergeTree PARTITION BY toYYYYMM(day) ORDER BY id \
+                   SETTINGS non_replicated_deduplication_window = 1000";
+    let mut rig = Rig::new(columns, |config| config.row_key = vec!["id".to_owned(), "day".to_owned()]).await;
+    let (written, stale) = (RowOutcome::Written, RowOutcome::Stale);
+    let (one, two) = ("\"2024-01-01\"", "\"2024-02-01\"");
+    rig.deliver(&[&[("day", one), ("id", "\"a\"")], &[("day", one), ("id", "\"it's \\\\ \\u0000\"")]])
+        .await
+        .unwrap();
+    rig.known_new = false;
+    let outcomes = rig
+        .deliver(&[
+            &[("day", one), ("id", "\"a\"")],
+            &[("day", two), ("id", "\"a\"")],
+            &[("day", one), ("id", "\"it's \\\\ \\u0000\""), ("v", "\"other\"")],
+            &[("day", two), ("id", "\"a\""), ("v", "\"other\"")],
+        ])
+        .await
+        .unwrap();
+    assert_eq!(outcomes, [stale.clone(), written.clone(), stale.clone(), stale.clone()]);
+    assert_eq!((rig.count().await, rig.lines("sum(v != '')").await), (3, vec!["0".to_owned()]));
+    // Nothing but copies: nothing is sent.
+    let outcomes = rig.deliver(&[&[("day", two), ("id", "\"a\"")]]).await.unwrap();
+    assert_eq!((outcomes, rig.count().await), (vec![stale.clone()], 3));
+    // In several questions.
+    let ids: Vec<String> = (0..120).map(|n| format!("\"{n} {}\"", "x".repeat(20_000))).collect();
+    let rows: Vec<[(&str, &str); 2]> = ids.iter().map(|id| [("day", one), ("id", id.as_str())]).collect();
+    let fields: Vec<&[(&str, &str)]> = rows.iter().map(|row| &row[..]).collect();
+    assert_eq!(rig.deliver(&fields[..100]).await.unwrap(), vec![written.clone(); 100]);
+    let outcomes = rig.deliver(&fields).await.unwrap();
+    assert_eq!(outcomes, [vec![stale; 100], vec![written; 20]].concat());
+    assert_eq!(rig.count().await, 123);
 }
 
 /// P15: with a column that holds the token, a table that may have forgotten it can still be asked.

@@ -73,8 +73,10 @@ async fn what_a_replacing_table_must_be_is_said() {
         config.mode = Mode::Upsert;
     });
     assert!(upsert.await.contains("use mode = \"upsert-if-newer\""));
-    let keyed = misfits(&good, |config| config.row_key = vec!["id".to_owned()]).await;
-    assert!(keyed.contains("does not look for the row that is there"), "{keyed}");
+    let keyed = |config: &mut ClickhouseConfig| config.row_key = vec!["id".to_owned()];
+    let refused = misfits(&good, keyed).await;
+    assert!(refused.contains("ReplacingMergeTree cannot be asked which rows it has"), "{refused}");
+    assert_eq!(misfits(&format!("(id UInt64) ENGINE = MergeTree ORDER BY id {WINDOW}"), keyed).await, "");
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ pub(crate) struct Rig {
     pub(crate) encoder: Arc<dyn Encode>,
     pub(crate) session: Box<dyn Session>,
     pub(crate) state: ShardState,
+    /// No row that is delivered can be there already.
+    pub(crate) known_new: bool,
 }
 
 impl Rig {
@@ -48,7 +50,7 @@ impl Rig {
         let mut session = sink.session(route, "me");
         let states = session.acquire(&["http/0".into()], Acquire::Force).await.expect("the shard can be had");
         let state = states.into_iter().next().expect("one shard");
-        Self { server, table, _folder: folder, config, encoder, session, state }
+        Self { server, table, _folder: folder, config, encoder, session, state, known_new: true }
     }
 
     /// As after a restart.
@@ -109,7 +111,7 @@ impl Rig {
             rows: &rows,
             dead_letters: &[],
             on_refused: OnRefused::Report,
-            known_new: true,
+            known_new: self.known_new,
             seal: &seal,
         };
         let receipts = self.session.deliver(&batch).await?;
