@@ -371,6 +371,7 @@ async fn a_lane_waits_for_another_one_that_writes_and_gives_its_batch_back() {
 }
 
 #[tokio::test]
+#[expect(clippy::await_holding_lock, reason = "the looks are made while somebody writes")]
 async fn looks_do_not_wait_for_who_writes() {
     let mut bed = Bed::new("CREATE TABLE t (id INTEGER)", |config| {
         // Longer than any test may take.
