@@ -189,7 +189,7 @@ async fn relays(names: [&'static str; 3], records: usize, kills: usize) {
         }
     }
     gateway.ready(patience / 4).await;
-    read(&kafka, &courses, patience).await;
+    read(kafka, &courses, patience).await;
     println!("{kills} kills, all of {} records after {:?}", 3 * records, begun.elapsed());
     assert!(gateway.terminate().await.success(), "{}", gateway.log_tail(20));
     let found = Found::in_file(&file);
@@ -208,7 +208,7 @@ async fn relays(names: [&'static str; 3], records: usize, kills: usize) {
                 .collect::<Vec<_>>(),
         );
     }
-    read(&kafka, &courses, patience).await;
+    read(kafka, &courses, patience).await;
     assert!(gateway.terminate().await.success(), "{}", gateway.log_tail(20));
     let found = Found::in_file(&file);
     courses.iter().for_each(|course| course.check(&found));
