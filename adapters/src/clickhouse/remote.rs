@@ -163,7 +163,8 @@ impl Table {
             .collect();
         let structure = literal(&format!("oncegate_at UInt32, {}", structure.join(", ")));
         let table = format!("{}.{}", quoted(&layout.database), quoted(&layout.table));
-        let settings = parameters([("max_query_size", "100000000"), ("max_block_size", "10000000")]);
+        let sizes = parameters([("max_query_size", "100000000"), ("max_block_size", "10000000")]);
+        let settings = format!("{sizes}&{}", parameters(WHOLE));
         let mut there = HashSet::new();
         for keys in in_questions(&keys) {
             let rows = (0_u32..).zip(keys).flat_map(|(at, key)| [&at.to_le_bytes(), *key].concat());
@@ -183,8 +184,12 @@ impl Table {
     }
 
     /// Whether a row that comes again is replaced by itself, whatever the engine remembers.
-    async fn replaces(&mut self) -> bool {
-        self.config.mode == Mode::UpsertIfNewer && matches!(self.has_views().await, Ok(false))
+    async fn replaces(&mut self) -> Result<bool, String> {
+        if self.config.mode != Mode::UpsertIfNewer {
+            return Ok(false);
+        }
+        let views = self.has_views().await;
+        views.map(|views| !views).map_err(|failure| failure.plain())
     }
 
     async fn send_under(&mut self, statement: &str, part: &Part, token: &str) -> Sent {
@@ -221,11 +226,19 @@ impl Table {
     }
 
     async fn number(&mut self, sql: &str) -> Result<i64, Failure> {
-        let answer = self.client.query(sql, "").await?;
+        let answer = self.client.query(sql, &parameters(WHOLE)).await?;
         let text = String::from_utf8_lossy(&answer.body);
         text.trim().parse().map_err(|_| Failure::Unclear("ClickHouse answers with no number".to_owned()))
     }
 }
+
+/// A part of an answer would say that rows are not there which are: a user's profile may allow such answers.
+const WHOLE: [(&str, &str); 4] = [
+    ("read_overflow_mode", "throw"),
+    ("timeout_overflow_mode", "throw"),
+    ("set_overflow_mode", "throw"),
+    ("result_overflow_mode", "throw"),
+];
 
 /// In questions of some length.
 fn in_questions<'a, 'b>(values: &'b [&'a [u8]]) -> Vec<&'b [&'a [u8]]> {
@@ -459,12 +472,14 @@ impl Remote for Table {
     }
 
     async fn send(&mut self, statement: &str, part: &Part) -> Sent {
-        self.send_under(statement, part, &part.token).await
+        self.send_under(statement, part, part.under.as_ref().unwrap_or(&part.token)).await
     }
 
     async fn send_again(&mut self, statement: &str, part: &Part) -> Sent {
-        if !self.replaces().await {
-            return self.send(statement, part).await;
+        match self.replaces().await {
+            Ok(true) => {}
+            Ok(false) => return self.send(statement, part).await,
+            Err(reason) => return Sent::Unknown { reason },
         }
         // The table may know the token of rows that a crash has taken from it, and would drop them.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -474,7 +489,7 @@ impl Remote for Table {
 
     async fn knows_repeats(&mut self, tried: Tried) -> Result<Result<(), String>, String> {
         let layout = self.layout().map_err(|error| error.to_string())?;
-        if self.replaces().await {
+        if self.replaces().await? {
             return Ok(Ok(()));
         }
         if let Some(ms) = layout.window.ms

@@ -27,7 +27,7 @@ CREATE INDEX IF NOT EXISTS oncegate_journal_steps_entry ON oncegate_journal_step
 CREATE TABLE IF NOT EXISTS oncegate_journal_parts (
     id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE, part INTEGER NOT NULL,
     token TEXT NOT NULL UNIQUE, done INTEGER NOT NULL, rows INTEGER NOT NULL, body BLOB NOT NULL,
-    verdict TEXT CHECK (verdict IN ('in', 'out')), UNIQUE (entry, part)
+    verdict TEXT CHECK (verdict IN ('in', 'out')), sent_under TEXT, UNIQUE (entry, part)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS oncegate_journal_marks (
     id INTEGER PRIMARY KEY, entry INTEGER NOT NULL REFERENCES oncegate_journal (id) ON DELETE CASCADE,
@@ -75,6 +75,8 @@ pub(crate) struct Part {
     pub(super) done: bool,
     /// Someone who has looked says that nothing of it is in: it may be sent once, whatever the target has forgotten.
     pub(super) absent: bool,
+    /// What it goes under since someone said so: the target may know its own token, and have no rows of it.
+    pub(crate) under: Option<String>,
 }
 
 impl Entry {
@@ -193,6 +195,7 @@ pub(super) fn make(connection: &Connection) -> rusqlite::Result<()> {
         ("oncegate_journal", "blocks_taken", ""),
         ("oncegate_journal", "doubt", ""),
         ("oncegate_journal_parts", "verdict", "CHECK (verdict IN ('in', 'out'))"),
+        ("oncegate_journal_parts", "sent_under", ""),
     ] {
         let has = "SELECT count(*) FROM pragma_table_info(?1) WHERE name = ?2";
         if connection.query_row(has, [table, column], |row| row.get::<_, i64>(0))? == 0 {
@@ -348,12 +351,14 @@ pub(super) fn note_done(connection: &Connection, entry: i64, done: &[usize]) -> 
     Ok(())
 }
 
-/// What was said of a part counts for one attempt.
-pub(super) fn take_verdict(connection: &Connection, entry: i64, part: usize) -> rusqlite::Result<()> {
+/// What was said of a part counts for one attempt. From now on it goes under the token that this answers with.
+pub(super) fn take_verdict(connection: &Connection, entry: i64, part: usize) -> rusqlite::Result<String> {
     connection
-        .prepare_cached("UPDATE oncegate_journal_parts SET verdict = NULL WHERE entry = ?1 AND part = ?2")?
-        .execute(params![entry, part as i64])
-        .map(drop)
+        .prepare_cached(
+            "UPDATE oncegate_journal_parts SET verdict = NULL, sent_under = token || ' ' || lower(hex(randomblob(8)))
+             WHERE entry = ?1 AND part = ?2 RETURNING sent_under",
+        )?
+        .query_row(params![entry, part as i64], |row| row.get(0))
 }
 
 /// Why someone has to look before anything becomes of it.
@@ -424,7 +429,7 @@ pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Opti
         .collect::<rusqlite::Result<_>>()?;
     entry.parts = connection
         .prepare(
-            "SELECT token, rows, body, done, verdict FROM oncegate_journal_parts WHERE entry = ?1 ORDER BY part",
+            "SELECT token, rows, body, done, verdict, sent_under FROM oncegate_journal_parts WHERE entry = ?1 ORDER BY part",
         )?
         .query_map([id], |row| {
             let verdict: Option<String> = row.get(4)?;
@@ -434,6 +439,7 @@ pub(super) fn read(connection: &Connection, route: &str, id: i64) -> Result<Opti
                 body: row.get::<_, Vec<u8>>(2)?.into(),
                 done: row.get::<_, bool>(3)? || verdict.as_deref() == Some("in"),
                 absent: verdict.as_deref() == Some("out"),
+                under: row.get(5)?,
             })
         })?
         .collect::<rusqlite::Result<_>>()?;
@@ -509,6 +515,7 @@ pub(super) fn fuzz(bytes: &[u8]) {
             body: Bytes::copy_from_slice(body),
             done: false,
             absent: false,
+            under: None,
         }],
         finish: Finish {
             marks: vec![OwnedMark {

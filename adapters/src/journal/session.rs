@@ -274,7 +274,14 @@ impl JournalSession {
                 reason: format!("nothing was sent: {reason}"),
                 retry: true,
             })?;
-            parts.push(Part { token, rows: rows.len(), body: body.into(), done: false, absent: false });
+            parts.push(Part {
+                token,
+                rows: rows.len(),
+                body: body.into(),
+                done: false,
+                absent: false,
+                under: None,
+            });
         }
         let entry = Entry {
             id: 0,
@@ -407,8 +414,9 @@ impl JournalSession {
             if entry.parts[at].done {
                 continue;
             }
-            let surely_out = first || entry.parts[at].absent;
-            if entry.parts[at].absent {
+            let said_out = entry.parts[at].absent;
+            let surely_out = first || said_out;
+            if said_out {
                 let id = entry.id;
                 let taken = self
                     .job_connected(move |connection, _| {
@@ -416,8 +424,9 @@ impl JournalSession {
                             .map_err(|error| schema::fault("taking the verdict of a part", &error))
                     })
                     .await;
-                if let Err(error) = taken {
-                    return unknown(error.to_string());
+                match taken {
+                    Ok(under) => entry.parts[at].under = Some(under),
+                    Err(error) => return unknown(error.to_string()),
                 }
                 warn!(
                     "{name}: part {} of {count} is sent, as someone has said that nothing of it is in",
@@ -434,7 +443,7 @@ impl JournalSession {
             let part = &entry.parts[at];
             // Also within the window: a server that was killed may have kept rows without their token, or a token without its rows.
             let held = if surely_out { Ok(None) } else { self.remote.holds(part).await };
-            let absent = matches!(held, Ok(Some(false)));
+            let absent = said_out || matches!(held, Ok(Some(false)));
             match (held, &forgotten) {
                 (Ok(Some(true)), _) => {
                     entry.parts[at].done = true;

@@ -338,7 +338,8 @@ impl Lane {
             changed.as_mut().enable();
             self.expire_waits();
             let lingers = self.lingers_until();
-            if lingers.is_none() && self.has_work(&self.route.store) {
+            let store = &self.route.store;
+            if (lingers.is_none() || self.parked_can_go(store)) && self.has_work(store) {
                 return true;
             }
             if self.positions_moved() && self.positions_at.elapsed() >= POSITIONS_ONLY {

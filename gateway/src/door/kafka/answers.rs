@@ -191,7 +191,8 @@ impl<G: RelayGate> AtWork<'_, G> {
                     return self.acquire(&[number]);
                 };
                 warn!(route = self.gate.route(), partition = %slot.at, reason, "fenced; asking the group who owns the partition");
-                let again = Instant::now();
+                let now = Instant::now();
+                let again = now + slot.truce(now);
                 slot.state = State::Proving { position, then: Then::Acquire, again, refused: Some(reason) };
             }
             FromLane::Stopped { reason, .. } => {

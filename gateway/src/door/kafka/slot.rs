@@ -8,7 +8,7 @@ use adapters::{
 };
 
 use super::align::Come;
-use crate::lane::FromLane;
+use crate::{clock::jitter, lane::FromLane};
 
 /// A commit without an answer counts as lost after so long.
 pub(super) const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
@@ -125,7 +125,15 @@ pub(super) struct Slot {
     pub(super) end: Option<i64>,
     /// What the lane said while its answer to `Assign` was not here yet.
     pub(super) early: Vec<FromLane>,
+    /// Fences in a row, and the last one.
+    fences: (u32, Option<Instant>),
 }
+
+/// A fence that comes within so long after another one is one of a row.
+const IN_A_ROW: Duration = Duration::from_secs(10);
+/// Before the second of a row; doubled for each further one, up to [`LONGEST_TRUCE`].
+const FIRST_TRUCE: Duration = Duration::from_millis(500);
+const LONGEST_TRUCE: Duration = Duration::from_secs(8);
 
 impl Slot {
     pub(super) fn new(reader: Reader, shard: ShardId, lane: usize, assignment: u64) -> Self {
@@ -151,6 +159,22 @@ impl Slot {
             start: None,
             end: None,
             early: vec![],
+            fences: (0, None),
+        }
+    }
+
+    /// How long to leave a partition to the owner that has fenced it. Two that take it from each other as soon as they can bring nothing in.
+    pub(super) fn truce(&mut self, now: Instant) -> Duration {
+        let (count, last) = &mut self.fences;
+        *count = if last.is_some_and(|last| now.saturating_duration_since(last) < IN_A_ROW) {
+            *count + 1
+        } else {
+            0
+        };
+        *last = Some(now);
+        match *count {
+            0 => Duration::ZERO,
+            count => FIRST_TRUCE.saturating_mul(1 << count.min(5)).min(LONGEST_TRUCE).mul_f64(jitter()),
         }
     }
 
