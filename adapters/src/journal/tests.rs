@@ -759,6 +759,15 @@ async fn p15_a_settle_that_went_with_the_power_is_made_again() {
     let before = all(&bed);
     assert_eq!(before, [2, 20, 200, 2, 1, 0]);
     drop(std::mem::replace(&mut bed.session, Bed::session_of(&bed.config, &bed.target, "orders")));
+    // The session's thread closes the book in its own time, and writes to it when it does.
+    let wal = bed.config.folder.join("book.db-wal");
+    for _ in 0..1_000 {
+        if !wal.exists() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert!(!wal.exists(), "the book is closed");
     drop(std::fs::remove_file(bed.config.folder.join("book.db-shm")));
     for ending in ["", "-wal"] {
         let name = format!("book.db{ending}");
