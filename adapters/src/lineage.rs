@@ -1,5 +1,5 @@
 //! Which owners wrote a shard's batches: what tells the sink's history from one that it has lost (P3, P6). Pure, but for
-//! [`epoch_above`].
+//! [`epoch_rise`].
 
 use std::fmt;
 

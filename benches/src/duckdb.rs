@@ -58,7 +58,7 @@ pub(crate) async fn run(report: &mut Report, workload: &Workload, figure: &'stat
         ..DuckdbConfig::new(&file, "orders")
     };
     let sink = Arc::new(DuckdbSink::new(config));
-    let relayed = relayed(&kafka, "orders", &["/order_id"], sink, (0, 1), None, count).await;
+    let relayed = relayed(&kafka, "orders", &["/order_id"], sink, (0, 1, 0), None, count).await;
     report.rows.push(relayed.row(figure, holds(&file, workload)));
     report.rows.push(appender(&ddl, workload, figure, "bare appender (again)", rows));
     report.rows.push(appender(&ddl, workload, figure, "bare appender, columns (again)", columns));

@@ -51,49 +51,38 @@ fn config(bytes: &[u8]) {
     }
 }
 
+type Cut = Vec<Result<Vec<u8>, SplitError>>;
+
+/// The records that a splitter cuts out of a body in pieces. Both splitters are asked in the same way.
+macro_rules! cut {
+    ($splitter:ident, $body:expr, $piece:expr, $limit:expr) => {{
+        let (mut splitter, mut cut) = ($splitter::new($limit), Cut::new());
+        for piece in $body.chunks($piece).map(Some).chain([None]) {
+            match piece {
+                Some(piece) => splitter.push(piece),
+                None => splitter.finish(),
+            }
+            while let Some(record) = splitter.next_record() {
+                cut.push(record.map(<[u8]>::to_vec));
+            }
+        }
+        cut
+    }};
+}
+
 /// A body, in pieces and whole: the same records come out. The first byte says of which size the pieces are, the second how long a
 /// record may be.
 fn body(bytes: &[u8]) {
     let [piece, limit, body @ ..] = bytes else { return };
     let (piece, limit) = (usize::from(piece % 17) + 1, usize::from(*limit) + 1);
     Body::sniff(body);
-    let whole = (cut_lines(body, body.len().max(1), limit), cut_array(body, body.len().max(1), limit));
-    assert_eq!(whole, (cut_lines(body, piece, limit), cut_array(body, piece, limit)), "in pieces of {piece}");
+    let all = body.len().max(1);
+    let whole = (cut!(LineSplitter, body, all, limit), cut!(ArraySplitter, body, all, limit));
+    let pieces = (cut!(LineSplitter, body, piece, limit), cut!(ArraySplitter, body, piece, limit));
+    assert_eq!(whole, pieces, "in pieces of {piece}");
     for record in whole.0.iter().chain(&whole.1).flatten() {
         assert!(record.len() <= limit);
     }
-}
-
-type Cut = Vec<Result<Vec<u8>, SplitError>>;
-
-fn cut_lines(body: &[u8], piece: usize, limit: usize) -> Cut {
-    let (mut splitter, mut cut) = (LineSplitter::new(limit), Vec::new());
-    for piece in body.chunks(piece) {
-        splitter.push(piece);
-        while let Some(record) = splitter.next_record() {
-            cut.push(record.map(<[u8]>::to_vec));
-        }
-    }
-    splitter.finish();
-    while let Some(record) = splitter.next_record() {
-        cut.push(record.map(<[u8]>::to_vec));
-    }
-    cut
-}
-
-fn cut_array(body: &[u8], piece: usize, limit: usize) -> Cut {
-    let (mut splitter, mut cut) = (ArraySplitter::new(limit), Vec::new());
-    for piece in body.chunks(piece) {
-        splitter.push(piece);
-        while let Some(record) = splitter.next_record() {
-            cut.push(record.map(<[u8]>::to_vec));
-        }
-    }
-    splitter.finish();
-    while let Some(record) = splitter.next_record() {
-        cut.push(record.map(<[u8]>::to_vec));
-    }
-    cut
 }
 
 /// A pointer, and the JSON text that it is to point into; times and fingerprints.

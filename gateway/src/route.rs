@@ -230,7 +230,7 @@ impl Route {
     }
 
     /// Says what the sink has lost.
-    pub(crate) fn report(&self, behind: &[Behind]) {
+    fn report(&self, behind: &[Behind]) {
         if behind.iter().any(|behind| behind.held.is_some()) {
             self.metrics.sink_regressed();
         }
@@ -298,12 +298,12 @@ impl Route {
         }
     }
 
-    /// Learns the marks of a shard that is not owned here. Nothing where the sink does not hold what is known, and says how that stands.
+    /// Learns the marks of a shard that is not owned here.
     pub(crate) async fn learn_marks_of(
         &self,
         beating: &mut Beating<'_>,
         shard: &ShardId,
-    ) -> Result<Option<Behind>, LearnError> {
+    ) -> Result<(), LearnError> {
         let state = row_of(beating.session, shard).await?;
         self.learn_marks_at(beating, &state).await
     }
@@ -313,15 +313,16 @@ impl Route {
         &self,
         beating: &mut Beating<'_>,
         state: &ShardState,
-    ) -> Result<Option<Behind>, LearnError> {
+    ) -> Result<(), LearnError> {
         let seen = *self.history.read();
         let known = self.known(&state.shard);
         let standing = standing(known, state);
         if standing.is_lost() {
-            return Ok(Some(Behind::new(known, state, standing)));
+            self.went_back(beating, &[Behind::new(known, state, standing)], seen).await?;
+        } else {
+            self.learn_marks(beating, state, known.sequence, seen).await?;
         }
-        self.learn_marks(beating, state, known.sequence, seen).await?;
-        Ok(None)
+        Ok(())
     }
 
     /// Learns what `state`'s shard settled above `from`, and its checkpoint.
@@ -375,6 +376,17 @@ impl Route {
             *history += 1;
         }
         self.learn_all(beating).await
+    }
+
+    /// [`Route::rebuild`], having said of which shards the sink does not hold what was known.
+    pub(crate) async fn went_back(
+        &self,
+        beating: &mut Beating<'_>,
+        behind: &[Behind],
+        seen: u64,
+    ) -> Result<u64, LearnError> {
+        self.report(behind);
+        self.rebuild(beating, seen).await
     }
 
     /// Waits for a rebuild that is under way, and ends one that was left half done. Answers with the history in force.

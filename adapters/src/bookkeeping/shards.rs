@@ -218,7 +218,7 @@ fn raise(
 }
 
 /// The columns of a [`ShardState`].
-pub(crate) const STATE: &str = "shard, epoch, sequence, position, watermark_ms, floor_ms, lineage";
+const STATE: &str = "shard, epoch, sequence, position, watermark_ms, floor_ms, lineage";
 
 fn state(row: Vec<super::Cell>) -> ShardState {
     let mut row = Cells::of(row);

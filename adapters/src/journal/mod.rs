@@ -34,12 +34,6 @@ mod book;
 mod entry;
 mod hold;
 mod session;
-/// An entry whose texts, bytes and numbers are taken from these bytes: what was kept comes back, and what was changed is found out.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn fuzz(bytes: &[u8]) {
-    entry::fuzz(bytes);
-}
-
 #[cfg(test)]
 mod tests;
 
@@ -199,4 +193,10 @@ pub(crate) trait Remote: Send {
     async fn knows_repeats(&mut self, tried: Tried) -> Result<Result<(), String>, String>;
     /// Whether the target has the part, if its rows say so; none if they do not.
     async fn holds(&mut self, part: &Part) -> Result<Option<bool>, String>;
+}
+
+/// An entry whose texts, bytes and numbers are taken from these bytes: what was kept comes back, and what was changed is found out.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    entry::fuzz(bytes);
 }

@@ -55,7 +55,7 @@ impl Tables {
     /// Makes whatever of them is missing, the columns of later builds included.
     ///
     /// Shard names sort bytewise, so that every statement locks them in the same order. Blocks of marks are packed
-    /// already: `EXTERNAL` keeps the server from trying again. Rows of shards change with every batch: the fill factor
+    /// already: `EXTERNAL` keeps the server from trying again. `sequence_epoch` is kept for earlier builds, which read it: `lineage` says more. Rows of shards change with every batch: the fill factor
     /// leaves room for that on their page.
     pub(super) fn ddl(&self) -> String {
         let Tables { routes, shards, marks, dead_letters, tombstones, targets, .. } = self;

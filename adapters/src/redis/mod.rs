@@ -30,20 +30,6 @@ mod reply;
 mod script;
 mod server;
 mod session;
-/// What a server says of itself, and of an error.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn fuzz(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    reply::info(text, "role");
-    reply::classify(text);
-    reply::bare(text);
-}
-
-#[cfg(feature = "fuzzing")]
-pub(crate) fn fuzz_address(url: &str) {
-    drop(address::Address::parse(url));
-}
-
 #[cfg(test)]
 mod tests;
 mod types;
@@ -192,4 +178,18 @@ impl Sink for RedisSink {
     fn session(&self, route: &str, owner: &str) -> Box<dyn Session> {
         Box::new(session::RedisSession::new(self.shared.clone(), route, owner))
     }
+}
+
+/// What a server says of itself, and of an error.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    reply::info(text, "role");
+    reply::classify(text);
+    reply::bare(text);
+}
+
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz_address(url: &str) {
+    drop(address::Address::parse(url));
 }

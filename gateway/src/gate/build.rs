@@ -413,8 +413,7 @@ impl Opening<'_> {
         let behind = self.route.behind(session).await?;
         let mut beating = beating(session, &states, &mut beat_at);
         if let Some(behind) = behind {
-            self.route.report(&behind);
-            self.route.rebuild(&mut beating, history).await?;
+            self.route.went_back(&mut beating, &behind, history).await?;
         }
         let history = *self.route.history.read();
         for state in &states {
@@ -426,13 +425,8 @@ impl Opening<'_> {
         let placed = all.iter().filter(|state| state.position.is_some());
         *self.route.at_opening.lock() = placed.map(|state| state.shard.clone()).collect();
         for state in all {
-            if wanted.contains(&state.shard) || planted!(OthersNotLearnt) {
-                continue;
-            }
-            if let Some(behind) = self.route.learn_marks_at(&mut beating, &state).await? {
-                self.route.report(&[behind]);
-                let seen = *self.route.history.read();
-                self.route.rebuild(&mut beating, seen).await?;
+            if !wanted.contains(&state.shard) && !planted!(OthersNotLearnt) {
+                self.route.learn_marks_at(&mut beating, &state).await?;
             }
         }
         // Read again, after the marks: one that expired before it was learnt has raised its floor since the shards were listed.

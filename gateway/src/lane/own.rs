@@ -114,8 +114,7 @@ impl Lane {
         let learnt = route.complete(&mut self.beating(&owned)).await;
         let mut history = learnt.map_err(|fault| fault.to_string())?;
         if let Some(behind) = route.behind(&mut *self.session).await.map_err(|fault| fault.to_string())? {
-            route.report(&behind);
-            let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
+            let rebuilt = route.went_back(&mut self.beating(&owned), &behind, history).await;
             history = rebuilt.map_err(|fault| fault.to_string())?;
         }
         let mut rewind_all = history != self.history;
@@ -142,8 +141,8 @@ impl Lane {
                             // It moved on while everything was learnt: as it was taken it does not stand any more.
                             return Err("another owner has taken a shard over while facts were learnt".into());
                         }
-                        route.report(&[Behind::new(known, state, standing)]);
-                        let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
+                        let behind = [Behind::new(known, state, standing)];
+                        let rebuilt = route.went_back(&mut self.beating(&owned), &behind, history).await;
                         history = rebuilt.map_err(|fault| fault.to_string())?;
                         rewind_all = true;
                         self.discard_floors();
@@ -285,8 +284,8 @@ impl Lane {
             let standing = route.catch_up(&mut self.beating(&owned), &state, known, seen).await;
             let standing = standing.map_err(|fault| fault.to_string())?;
             if standing.is_lost() {
-                self.route.report(&[Behind::new(known, &state, standing)]);
-                let rebuilt = route.rebuild(&mut self.beating(&owned), history).await;
+                let behind = [Behind::new(known, &state, standing)];
+                let rebuilt = route.went_back(&mut self.beating(&owned), &behind, history).await;
                 rebuilt.map_err(|fault| fault.to_string())?;
                 // The lane's other shards belong to the lost history too.
                 self.recheck = true;
@@ -536,12 +535,7 @@ impl Lane {
         let route = self.route.clone();
         for (at, step) in flight.steps.iter().enumerate() {
             if !ours.contains(&at) {
-                let behind = route.learn_marks_of(&mut self.beating(&[]), &step.shard).await?;
-                if let Some(behind) = behind {
-                    route.report(&[behind]);
-                    let seen = *route.history.read();
-                    route.rebuild(&mut self.beating(&[]), seen).await?;
-                }
+                route.learn_marks_of(&mut self.beating(&[]), &step.shard).await?;
             }
         }
         Ok(Some(match resolution {

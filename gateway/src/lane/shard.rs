@@ -302,13 +302,12 @@ mod tests {
         assert!(!shard.lags_behind(401, 100, 500), "it has no batch");
     }
 
+    fn sink(sequence: i64, lineage: &str) -> ShardState {
+        ShardState { sequence, lineage: Lineage::read(lineage), ..ShardState::unowned(&"s".into()) }
+    }
+
     #[test]
     fn p6_a_lower_sequence_in_the_sink_is_a_regression() {
-        let sink = |sequence, lineage| ShardState {
-            sequence,
-            lineage: Lineage::read(lineage),
-            ..ShardState::unowned(&"s".into())
-        };
         let known = |sequence, epoch| Last { sequence, epoch };
         for epoch in [0, 7] {
             assert_eq!(standing(known(4, epoch), &sink(4, "0:7")), Standing::Level);
@@ -322,11 +321,6 @@ mod tests {
     /// facts that the sink had lost. Had the shard come back to it, a lost record would have been taken for a copy.
     #[test]
     fn p6_another_owners_batch_of_the_same_number_is_a_regression() {
-        let sink = |sequence, lineage| ShardState {
-            sequence,
-            lineage: Lineage::read(lineage),
-            ..ShardState::unowned(&"s".into())
-        };
         let known = Last { sequence: 4, epoch: 7 };
         for (sequence, lineage, held) in [(4, "0:7 2:9", 2), (9, "0:7 2:9", 2), (4, "0:3 1:9", 1), (4, "", 0)]
         {

@@ -131,7 +131,7 @@ pub(super) struct Slot {
 
 /// A fence that comes within so long after another one is one of a row.
 const IN_A_ROW: Duration = Duration::from_secs(10);
-/// Before the second of a row; doubled for each further one, up to [`LONGEST_TRUCE`].
+/// Doubled with each fence of a row but the first, up to [`LONGEST_TRUCE`].
 const FIRST_TRUCE: Duration = Duration::from_millis(500);
 const LONGEST_TRUCE: Duration = Duration::from_secs(8);
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adapters::postgres::{PostgresConfig, connect};
 use futures_util::TryStreamExt;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, types::ToSql};
 
 use super::{Cleaned, SUFFIX, Survey, Through, is_loopback};
 use crate::drill::shape::Row;
@@ -82,7 +82,7 @@ impl PostgresShadow {
     }
 
     pub(super) async fn survey(&mut self) -> Result<Survey, String> {
-        let client = self.client().await?;
+        let client = self.transaction().await?;
         let exists = async |name: &str| {
             let query = "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                          WHERE n.nspname = $1 AND c.relname = $2)";
@@ -160,7 +160,7 @@ impl PostgresShadow {
         let client = self.client().await?;
         let table = quoted(&self.schema, &self.shadow);
         let query = format!("DELETE FROM {table} WHERE ctid = (SELECT min(ctid::text)::tid FROM {table})");
-        client.execute(&query, &[]).await.map(drop).map_err(|fault| text(&fault))
+        run(&client, &query, &[]).await.map(drop)
     }
 
     pub(super) async fn clean(&mut self) -> Cleaned {
@@ -203,11 +203,9 @@ impl PostgresShadow {
         for (name, which) in BOOKKEEPING.iter().filter(|(name, _)| now.iter().any(|now| now == name)) {
             let table = quoted(&self.meta, name);
             let query = format!("DELETE FROM {table} WHERE {which}");
-            match client.execute(&query, &[&self.route, &self.table()]).await {
+            match run(&client, &query, &[&self.route, &self.table()]).await {
                 Ok(count) => rows += count,
-                Err(fault) => {
-                    cleaned.left.push(format!("rows of route {} in {table}: {}", self.route, text(&fault)))
-                }
+                Err(fault) => cleaned.left.push(format!("rows of route {} in {table}: {fault}", self.route)),
             }
             // It is never dropped: a gateway that was started meanwhile may be at home in it, with or without rows.
             if !self.before.iter().any(|before| before == name) {
@@ -225,17 +223,32 @@ impl PostgresShadow {
 const SETTINGS: &str = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL bytea_output = 'hex'; \
                         SET LOCAL extra_float_digits = 1; SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = 0";
 
+/// One statement in a transaction of its own; answers with how many rows it touched.
+async fn run(client: &Client, query: &str, params: &[&(dyn ToSql + Sync)]) -> Result<u64, String> {
+    let done = async {
+        client.batch_execute(&format!("BEGIN; {SETTINGS}")).await?;
+        let count = client.execute(query, params).await?;
+        client.batch_execute("COMMIT").await?;
+        Ok(count)
+    };
+    match done.await {
+        Ok(count) => Ok(count),
+        Err(fault) => {
+            // The transaction has failed, if it is still there.
+            drop(client.batch_execute("ROLLBACK").await);
+            Err(text(&fault))
+        }
+    }
+}
+
 /// The backend of a process that was killed may hold the table for a moment.
 async fn drop_table(client: &Client, table: &str) -> Result<(), String> {
     let mut said = String::new();
     for _ in 0..3 {
-        match client.batch_execute(&format!("BEGIN; {SETTINGS}; DROP TABLE IF EXISTS {table}; COMMIT")).await
-        {
-            Ok(()) => return Ok(()),
-            Err(fault) => said = text(&fault),
+        match run(client, &format!("DROP TABLE IF EXISTS {table}"), &[]).await {
+            Ok(_) => return Ok(()),
+            Err(fault) => said = fault,
         }
-        // The transaction has failed, if it is still there.
-        drop(client.batch_execute("ROLLBACK").await);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     Err(said)

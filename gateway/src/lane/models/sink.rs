@@ -39,8 +39,6 @@ pub(super) enum Plant {
     PositionAhead,
     /// What was read before a seek counts as read after it.
     OldReading,
-    /// An epoch that was lost with the sink's history comes again.
-    EpochsAgain,
     /// Who takes a shard over is not kept in its lineage.
     LineageNotKept,
     /// A shard is taken without raising its epoch.
@@ -350,7 +348,7 @@ impl World {
         });
         if plant != Some(Plant::SameEpoch) || row.epoch == 0 {
             // None comes again after the sink went back, and those of its new history are the lower ones.
-            let rise = if self.went_back || plant == Some(Plant::EpochsAgain) { 1 } else { 1_000 };
+            let rise = if self.went_back { 1 } else { 1_000 };
             row.epoch = row.epoch.max(least) + rise;
         }
         row.owner = lane;

@@ -51,6 +51,9 @@ pub(super) fn end_to_end(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
+/// By these and by what its key is made of the service and the gateway know a request.
+const READ_BY_ALL: [&str; 4] = ["idempotency-key", "content-type", "content-encoding", "authorization"];
+
 /// Refuses what would reach the service as something else: a body under a transfer coding that nobody undoes, and a `Connection` that takes
 /// out what the request is known by.
 pub(super) fn framing(headers: &HeaderMap, naming: &ForwardNaming) -> Result<(), Trouble> {
@@ -69,11 +72,8 @@ pub(super) fn framing(headers: &HeaderMap, naming: &ForwardNaming) -> Result<(),
             return bad("Connection holds other characters than those of field names; correct it".into());
         };
         for name in text.split(',').map(str::trim) {
-            let matters =
-                [IDEMPOTENCY_KEY, header::CONTENT_TYPE, header::CONTENT_ENCODING, header::AUTHORIZATION];
-            let known_by = matters.iter().any(|field| name.eq_ignore_ascii_case(field.as_str()))
-                || naming.reads().any(|field| name.eq_ignore_ascii_case(field));
-            if known_by {
+            let mut known_by = READ_BY_ALL.into_iter().chain(naming.reads());
+            if known_by.any(|field| name.eq_ignore_ascii_case(field)) {
                 return bad(format!(
                     "Connection names {name:?}, by which the service and this gateway know the request; leave it out there"
                 ));
